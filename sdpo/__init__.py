@@ -20,13 +20,14 @@ from sdpo.types import Completion, Failure, Grade, Group, Message, Rollout, Step
 if TYPE_CHECKING:
     from sdpo.config import Config, load_config
     from sdpo.evaluate import evaluate
-    from sdpo.train import train
+    from sdpo.train import TrainResult, train
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "Config": "sdpo.config",
     "load_config": "sdpo.config",
+    "TrainResult": "sdpo.train",
     "train": "sdpo.train",
     "evaluate": "sdpo.evaluate",
 }
@@ -43,6 +44,7 @@ __all__ = [
     "StepResult",
     "Task",
     "TeacherContext",
+    "TrainResult",
     "evaluate",
     "load_config",
     "load_env",

@@ -316,25 +316,35 @@ class MonitorConfig(Section):
     """Thresholds of the warnings (docs/troubleshooting.md)."""
 
     patience: int = Field(3, ge=1)
-    """Evaluations or steps in a row before a warning."""
+    """Steps in a row before a warning, and steps without the condition before the same warning may come again."""
+    eval_patience: int = Field(2, ge=1)
+    """The same for evaluations; also how many the length of evaluated completions is averaged over."""
     grad_norm_floor: float = Field(1e-4, ge=0)
     """Warn when the gradient norm stays under this."""
     grad_norm_ceiling: float = Field(100.0, gt=0)
     """Warn when the gradient norm, before clipping, exceeds this."""
     length_drop: float = Field(0.5, gt=0, le=1)
-    """Warn when completions are shorter than this share of their length at the start and reward has not risen."""
+    """Warn when completions are shorter than this share of their length when reward last rose."""
+    reward_rise: float = Field(0.05, gt=0)
+    """Reward, or the success rate of an evaluation, counts as risen when it grew by this."""
     truncated_fraction: float = Field(0.3, gt=0, le=1)
     """Warn when more than this share of rollouts runs into the token budget."""
     repetition_ratio: float = Field(10.0, gt=1)
-    """Warn when a completion compresses by more than this (zlib, last 10,000 characters; 2604.08527)."""
+    """Warn when completions compress by more than this on average (zlib, last 10,000 characters; 2604.08527)."""
     entropy_floor: float = Field(0.02, ge=0)
-    """Warn when the policy's entropy, in nats a token, stays under this."""
+    """Warn when the policy's entropy, in nats a token, stays under this although tasks are still failed."""
     logprob_gap: float = Field(0.2, gt=0)
     """Warn when mean |trainer - sampler| log-prob exceeds this."""
+    failed_fraction: float = Field(0.1, gt=0, le=1)
+    """Warn when more than this share of rollouts cannot be graded."""
     collapse_drop: float = Field(0.2, gt=0, le=1)
-    """Validation has collapsed when it stays this far (relative) below its best for `patience` evaluations."""
+    """Validation has collapsed when it stays this far (relative) below its best for `eval_patience` evaluations."""
+    collapse_sharp: float = Field(0.5, gt=0, le=1)
+    """It has collapsed at once when it is this far (relative) below its best."""
+    collapse_min: float = Field(0.1, ge=0, le=1)
+    """A fall of less than this (absolute) is noise, however large it is relative to a small best."""
     stop_on_collapse: bool = False
-    """End the run then; the best checkpoint is kept either way."""
+    """End the run when validation has collapsed or sampler and trainer disagree; the best checkpoint is kept anyway."""
 
 
 class RunConfig(Section):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sdpo.chat import Chat, remove_thinking
@@ -134,5 +134,7 @@ class ContextBuilder:
                 )
             give = "feedback" if room["feedback"] > _SMALLEST_CUT else "demonstration"
             if room[give] <= _SMALLEST_CUT:
-                return None
+                if not (material.demonstration and material.feedback):
+                    return None
+                return self._fit(task, replace(material, feedback=""))
             room[give] = max(_SMALLEST_CUT, room[give] - excess)
