@@ -11,7 +11,9 @@ for an environment's module and for the command line.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sdpo.env import Env, load_env
@@ -56,3 +58,15 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'sdpo' has no attribute {name!r}")
+
+
+class _Package(ModuleType):
+    """Keeps `sdpo.train` the function once the module of that name is loaded: importing a submodule would otherwise
+    bind the module over it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _LAZY and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

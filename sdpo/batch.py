@@ -1,10 +1,8 @@
-"""Examples to tensors: token-budgeted micro-batches whose completions sit in the same columns on both sides.
+"""Examples to tensors: token-budgeted micro-batches in which each distinct prompt stands once.
 
-    student row   [pad pad | prompt          | completion | pad]
-    teacher row   [pad | teacher's prompt    | completion | pad]
-
-Completion ids are copied verbatim from what was sampled; masks come from lengths, so a padding token that equals the end
-token does no harm.
+A group's rollouts share the student's prompt, and siblings with the same demonstration share the teacher's, so a prompt
+is encoded once for all of them (sdpo.forward). Completion ids are copied verbatim from what was sampled; masks come from
+lengths, so a padding token that equals the end token does no harm.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sdpo.types import Batch, Example, Group, TeacherContext
+from sdpo.types import Batch, Example, Group, Rows, TeacherContext
 
 __all__ = ["make_examples", "micro_batches", "padding_share", "row_masks", "to_batch"]
 
@@ -33,28 +31,57 @@ def make_examples(
     ]
 
 
-def _lengths(example: Example) -> tuple[int, int]:
-    """Tokens of the longer prompt, and of the completion."""
-    prompt = max(len(example.rollout.prompt_ids), len(example.teacher_prompt_ids or ()))
-    return prompt, len(example.rollout.completion.token_ids)
+class _Cells:
+    """Padded tokens of a micro-batch while it grows."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.completion = 0
+        self.prompts: tuple[set[tuple[int, ...]], set[tuple[int, ...]]] = (set(), set())
+
+    def add(self, example: Example) -> None:
+        self.rows += 1
+        self.completion = max(self.completion, len(example.rollout.completion.token_ids))
+        self.prompts[0].add(example.rollout.prompt_ids)
+        if example.teacher_prompt_ids is not None:
+            self.prompts[1].add(example.teacher_prompt_ids)
+
+    def after(self, example: Example) -> int:
+        """Cells of the longer side if `example` were added."""
+        grown = _Cells()
+        grown.rows, grown.completion = self.rows, self.completion
+        grown.prompts = (set(self.prompts[0]), set(self.prompts[1]))
+        grown.add(example)
+        return max(grown.side(0), grown.side(1))
+
+    def side(self, side: int) -> int:
+        prompts = self.prompts[side]
+        return len(prompts) * max(map(len, prompts), default=0) + self.rows * self.completion
 
 
 def micro_batches(examples: Sequence[Example], budget: int) -> list[list[int]]:
-    """Positions of the examples, sorted by length and cut so that rows * padded width stays within `budget` tokens.
+    """Positions of the examples, ordered so that like lengths meet, cut so that the padded tokens of the longer side stay
+    within `budget`.
 
-    A single row longer than the budget is a micro-batch of its own.
+    Where prompts are longer than completions, groups stay together, for the shared prompt saves more than the padding
+    costs. A single row longer than the budget is a micro-batch of its own.
     """
-    order = sorted(range(len(examples)), key=lambda i: (sum(_lengths(examples[i])), i))
+    prompts = sum(len(e.rollout.prompt_ids) for e in examples)
+    together = prompts > sum(len(e.rollout.completion.token_ids) for e in examples)
+
+    def key(i: int) -> tuple[int, ...]:
+        e = examples[i]
+        prompt, completion = len(e.rollout.prompt_ids), len(e.rollout.completion.token_ids)
+        return (prompt, e.group, completion, i) if together else (prompt + completion, i)
+
     batches: list[list[int]] = []
-    widest = (0, 0)
-    for i in order:
-        prompt, completion = _lengths(examples[i])
-        widest = max(widest[0], prompt), max(widest[1], completion)
-        if batches and (len(batches[-1]) + 1) * sum(widest) <= budget:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-            widest = prompt, completion
+    cells = _Cells()
+    for i in sorted(range(len(examples)), key=key):
+        if not batches or cells.after(examples[i]) > budget:
+            batches.append([])
+            cells = _Cells()
+        batches[-1].append(i)
+        cells.add(examples[i])
     return batches
 
 
@@ -62,10 +89,12 @@ def padding_share(examples: Sequence[Example], batches: Sequence[Sequence[int]])
     """Share of padded cells in the student's rows."""
     cells = used = 0
     for rows in batches:
-        width = max(len(examples[i].rollout.prompt_ids) for i in rows)
-        width += max(len(examples[i].rollout.completion.token_ids) for i in rows)
-        cells += width * len(rows)
-        used += sum(len(examples[i].rollout.prompt_ids) + len(examples[i].rollout.completion.token_ids) for i in rows)
+        count = _Cells()
+        for i in rows:
+            count.add(examples[i])
+            used += len(examples[i].rollout.completion.token_ids)
+        cells += count.side(0)
+        used += sum(map(len, count.prompts[0]))
     return 1 - used / cells if cells else 0.0
 
 
@@ -79,16 +108,24 @@ def row_masks(examples: Sequence[Example], device: torch.device) -> tuple[Tensor
     return mask, has_context, success
 
 
-def _rows(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, ...]:
-    """ids, mask, positions: [B, P + T], prompts padded on the left and completions on the right."""
-    before, after = max(map(len, prompts)), max(map(len, completions))
-    ids = torch.full((len(prompts), before + after), pad)
+def _padded(rows: Sequence[Sequence[int]], width: int, pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
+    ids = torch.full((len(rows), width), pad)
     mask = torch.zeros_like(ids)
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        start, end = before - len(prompt), before + len(completion)
-        ids[row, start:end] = torch.tensor([*prompt, *completion])
-        mask[row, start:end] = 1
-    return ids, mask, (mask.cumsum(1) - 1).clamp(min=0)
+    for i, row in enumerate(rows):
+        where = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[i, where] = torch.tensor(list(row), dtype=torch.long)
+        mask[i, where] = 1
+    return ids, mask
+
+
+def _rows(
+    prompts: Sequence[tuple[int, ...]], completions: Sequence[Sequence[int]], width: int, pad: int, device: torch.device
+) -> Rows:
+    distinct = {prompt: u for u, prompt in enumerate(dict.fromkeys(prompts))}
+    prompt_ids, prompt_mask = _padded(list(distinct), max(map(len, distinct)), pad, left=True)
+    completion_ids, completion_mask = _padded(completions, width, pad, left=False)
+    which = torch.tensor([distinct[prompt] for prompt in prompts])
+    return Rows(*(t.to(device) for t in (prompt_ids, prompt_mask, which, completion_ids, completion_mask)))
 
 
 def to_batch(examples: Sequence[Example], rows: Sequence[int], pad: int, device: torch.device) -> Batch:
@@ -99,20 +136,13 @@ def to_batch(examples: Sequence[Example], rows: Sequence[int], pad: int, device:
     """
     chosen = [examples[i] for i in rows]
     completions = [e.rollout.completion.token_ids for e in chosen]
-    student = _rows([e.rollout.prompt_ids for e in chosen], completions, pad)
+    width = max(map(len, completions))
     taught = [b for b, e in enumerate(chosen) if e.teacher_prompt_ids is not None]
-    teacher: Sequence[Tensor | None] = (None, None, None)
-    mask, has_context, success = row_masks(chosen, torch.device("cpu"))
-    width = mask.shape[1]
+    teacher = None
     if taught:
         prompts = [chosen[b].teacher_prompt_ids or () for b in taught]
-        ids, attend, positions = _rows(prompts, [completions[b] for b in taught], pad)
-        missing = width - max(len(completions[b]) for b in taught)
-        if missing:  # the longest completion of the micro-batch has no context: keep the columns aligned
-            ids = torch.nn.functional.pad(ids, (0, missing), value=pad)
-            attend = torch.nn.functional.pad(attend, (0, missing))
-            positions = (attend.cumsum(1) - 1).clamp(min=0)
-        teacher = (ids.to(device), attend.to(device), positions.to(device))
+        teacher = _rows(prompts, [completions[b] for b in taught], width, pad, device)
+    mask, has_context, success = row_masks(chosen, device)
     sampled = [e.rollout.completion.logprobs for e in chosen]
     logprobs = None
     if all(values is not None for values in sampled):
@@ -120,20 +150,13 @@ def to_batch(examples: Sequence[Example], rows: Sequence[int], pad: int, device:
         for row, values in enumerate(sampled):
             logprobs[row, : len(values or ())] = torch.tensor(values)
         logprobs = logprobs.to(device)
-    completion_ids = student[0][:, -width:] * mask.long()
     return Batch(
-        student_ids=student[0].to(device),
-        student_mask=student[1].to(device),
-        student_positions=student[2].to(device),
-        teacher_ids=teacher[0],
-        teacher_mask=teacher[1],
-        teacher_positions=teacher[2],
+        student=_rows([e.rollout.prompt_ids for e in chosen], completions, width, pad, device),
+        teacher=teacher,
         teacher_rows=torch.tensor(taught, dtype=torch.long, device=device),
-        completion_ids=completion_ids.to(device),
-        mask=mask.to(device),
-        has_context=has_context.to(device),
-        success=success.to(device),
+        mask=mask,
+        has_context=has_context,
+        success=success,
         advantages=torch.tensor([e.advantage for e in chosen], device=device),
         sampler_logprobs=logprobs,
-        rows=tuple(rows),
     )

@@ -34,7 +34,7 @@ METRICS: dict[str, str] = {
     "completion/tokens": "Tokens sampled in the step.",
     "completion/truncated_fraction": "Completions cut by `sampling.max_tokens` / all.",
     "completion/empty_fraction": "Completions without visible text / all.",
-    "completion/repetition": "Mean of bytes / zlib-compressed bytes, over the last 10,000 characters of each completion.",
+    "completion/repetition": "Mean of bytes / zlib-compressed bytes, of the last 10,000 characters of completions.",
     "failed_fraction": "Rollouts that could not be graded / all; they count in no reward and in no loss.",
     "env/*": "Mean of the environment's own metric of that name over the rollouts that report it.",
     "context/active_fraction": "Rollouts with a teacher context / all.",

@@ -2,8 +2,8 @@
 
 The monitors read the metrics of each step (sdpo.metrics.METRICS) and the results of each evaluation, and say each thing
 once when it sets in; it may be said again after the condition was away for `patience` observations. `MONITORS` is the
-one table of codes, formulas and remedies; docs/troubleshooting.md is printed from it. Not covered: anything that needs a
-model.
+one table of codes, formulas and remedies; docs/troubleshooting.md is printed from it. Not covered: anything that needs
+a model.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ MONITORS: dict[str, Rule] = {
         at_once=True,
     ),
     "all_failed": Rule(
-        formula="groups/all_failed = 1 for patience steps",
+        formula="groups/all_failed = 1 for monitor.patience steps",
         cause="the tasks are too hard for this policy, or the grader never accepts the form of its answers",
         remedy="read rollouts/*.jsonl; take easier tasks, or tell the answer's form in the prompt",
         metric="groups/all_failed",
         holds=lambda m, c: m["groups/all_failed"] == 1,
     ),
     "all_solved": Rule(
-        formula="groups/all_solved = 1 for patience steps",
+        formula="groups/all_solved = 1 for monitor.patience steps",
         cause="the tasks have become too easy to learn from",
         remedy="take harder tasks, or end the run",
         metric="groups/all_solved",
         holds=lambda m, c: m["groups/all_solved"] == 1,
     ),
     "grad_norm_floor": Rule(
-        formula="grad_norm < grad_norm_floor for patience steps",
+        formula="grad_norm < monitor.grad_norm_floor for monitor.patience steps",
         cause="hardly any rollout carries a signal",
         remedy="look at context/active_fraction (SDPO), groups/constant_fraction (GRPO) and policy/entropy",
         settings=("grad_norm_floor",),
@@ -93,7 +93,7 @@ MONITORS: dict[str, Rule] = {
         holds=lambda m, c: m["grad_norm"] < c.grad_norm_floor,
     ),
     "grad_norm_ceiling": Rule(
-        formula="grad_norm > grad_norm_ceiling",
+        formula="grad_norm > monitor.grad_norm_ceiling",
         cause="the learning rate is too high, or policy and teacher run away from each other",
         remedy="lower optim.lr or teacher.rate, or set loss.token_clip",
         settings=("grad_norm_ceiling",),
@@ -110,22 +110,23 @@ MONITORS: dict[str, Rule] = {
         at_once=True,
     ),
     "length_shrinks": Rule(
-        formula="mean completion length < length_drop * the length when reward last rose by reward_rise; in training "
-        "over patience steps (completion/length, reward/mean), in validation over eval_patience evaluations",
+        formula="length < monitor.length_drop * the length when reward last rose by monitor.reward_rise; means over "
+        "monitor.patience steps in training (completion/length, reward/mean), over monitor.eval_patience evaluations "
+        "in validation (length, success)",
         cause="the teacher's context lets it answer without reasoning, and the policy copies that (2603.24472)",
         remedy='show the teacher less (context.feedback, context.rows = "failures"), or set teacher.kind = "frozen"',
         settings=("length_drop", "reward_rise"),
     ),
     "truncated": Rule(
-        formula="completion/truncated_fraction > truncated_fraction for patience steps",
+        formula="completion/truncated_fraction > monitor.truncated_fraction for monitor.patience steps",
         cause="the token budget is too small, or completions inflate (2604.08527)",
-        remedy="raise sampling.max_tokens; if completion/repetition rises too, go back to a checkpoint with a lower optim.lr",
+        remedy="raise sampling.max_tokens; if completion/repetition rises too, lower optim.lr from a checkpoint on",
         settings=("truncated_fraction",),
         metric="completion/truncated_fraction",
         holds=lambda m, c: m["completion/truncated_fraction"] > c.truncated_fraction,
     ),
     "repetition": Rule(
-        formula="completion/repetition > repetition_ratio for patience steps",
+        formula="completion/repetition > monitor.repetition_ratio for monitor.patience steps",
         cause="completions run in circles (2604.08527)",
         remedy="lower optim.lr, set loss.token_clip, or go back to the best checkpoint",
         settings=("repetition_ratio",),
@@ -133,7 +134,7 @@ MONITORS: dict[str, Rule] = {
         holds=lambda m, c: m["completion/repetition"] > c.repetition_ratio,
     ),
     "entropy_collapse": Rule(
-        formula=f"policy/entropy < entropy_floor while success/rate < {_SOLVED}, for patience steps",
+        formula=f"policy/entropy < monitor.entropy_floor while success/rate < {_SOLVED}, for monitor.patience steps",
         cause="the policy has stopped exploring before it solves the tasks",
         remedy="lower optim.lr, raise policy.clip_high or sampling.temperature, or go back to a checkpoint",
         settings=("entropy_floor",),
@@ -141,7 +142,7 @@ MONITORS: dict[str, Rule] = {
         holds=lambda m, c: m["policy/entropy"] < c.entropy_floor and m.get("success/rate", 0.0) < _SOLVED,
     ),
     "logprob_gap": Rule(
-        formula="sampler/logprob_gap > logprob_gap",
+        formula="sampler/logprob_gap > monitor.logprob_gap",
         cause="the sampler runs on other weights or in another precision than the trainer",
         remedy="check that the sampler is synchronised after each step; keep train.rollout_is_clip; use one precision",
         settings=("logprob_gap",),
@@ -150,7 +151,7 @@ MONITORS: dict[str, Rule] = {
         at_once=True,
     ),
     "failed_rollouts": Rule(
-        formula="failed_fraction > failed_fraction, for patience steps",
+        formula="failed_fraction > monitor.failed_fraction for monitor.patience steps",
         cause="the environment or its sandbox cannot grade them",
         remedy="read the failures in rollouts/*.jsonl; check the sandbox; lower env.max_concurrent, raise env.timeout",
         settings=("failed_fraction",),
@@ -158,8 +159,8 @@ MONITORS: dict[str, Rule] = {
         holds=lambda m, c: m["failed_fraction"] > c.failed_fraction,
     ),
     "validation_collapse": Rule(
-        formula="validation success has fallen by collapse_min or more, and by collapse_sharp (relative) of its best, "
-        "or by collapse_drop for eval_patience evaluations",
+        formula="best - success >= monitor.collapse_min, and >= monitor.collapse_sharp * best at once or >= "
+        "monitor.collapse_drop * best for monitor.eval_patience evaluations in a row",
         cause="late collapse: the policy, and a moving teacher after it, have worn out",
         remedy="use the best checkpoint; go on from it with a lower optim.lr or teacher.rate, a frozen teacher, or "
         'algo.name = "sample_routing"',

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sdpo.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 
@@ -39,7 +40,7 @@ def learning_curves(
         raise ConfigError(f"cannot draw {path.name}", hint="the name must end in .png or .svg")
     if len(series) > len(_COLOURS):
         raise ConfigError(f"{len(series)} series in one figure", hint=f"at most {len(_COLOURS)} can be told apart")
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"series": name, "x": x, "mean": mean, "low": low, "high": high}
         for name, points in series.items()
         for x, mean, low, high in points
@@ -72,7 +73,12 @@ def learning_curves(
         .configure_axis(labelFontSize=12, titleFontSize=13, titleFontWeight="normal", gridColor="#e8e8e8")
         .configure_title(fontSize=15, anchor="start")
         .configure_legend(
-            labelFontSize=12, labelLimit=240, symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2.5, symbolSize=400
+            labelFontSize=12,
+            labelLimit=240,
+            symbolType="stroke",
+            symbolOpacity=1,
+            symbolStrokeWidth=2.5,
+            symbolSize=400,
         )
     )
     with boundary(f"write {path}", CheckpointError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import transformers
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sdpo.chat import Chat
 from sdpo.config import ModelConfig
 from sdpo.errors import ConfigError, MissingDependencyError, boundary
 
-__all__ = ["Policy", "completion_logits", "load_policy", "resolve_model"]
+__all__ = ["Policy", "load_policy", "resolve_model"]
 
 _SMALL = 20_000_000  # parameters below which a second thread costs more in hand-over than it saves
 
@@ -65,6 +66,7 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> Policy:
         ConfigError: there is no such model, no such device, or the tokenizer cannot chat.
         MissingDependencyError: LoRA without peft, GGUF without gguf.
     """
+    transformers.utils.logging.disable_progress_bar()
     device = _device(config.device)
     path = resolve_model(config.path)
     options: dict[str, Any] = {"revision": config.revision, "gguf_file": config.gguf_file}
@@ -99,39 +101,6 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> Policy:
     model.to(device).train()
     compute = _compute(config.compute, device)
     return Policy(model, chat, _stop_ids(model, chat), lambda: _autocast(device, compute), compute)
-
-
-def completion_logits(
-    model: nn.Module,
-    ids: Tensor,
-    mask: Tensor,
-    positions: Tensor,
-    width: int,
-    *,
-    weights: Mapping[str, Tensor] | None = None,
-) -> Tensor:
-    """Logits that predict the last `width` columns.
-
-    Args:
-        ids, mask, positions: [B, P + width].
-        weights: parameters by name to use instead of the module's own.
-
-    Returns:
-        [B, width, V], in the type that the model computes.
-    """
-    inputs = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "position_ids": positions,
-        "use_cache": False,
-        "logits_to_keep": width + 1,
-    }
-    if weights is None:
-        out = model(**inputs)
-    else:
-        out = torch.func.functional_call(model, dict(weights), kwargs=inputs, tie_weights=True)
-    logits: Tensor = out.logits[:, :-1]
-    return logits
 
 
 def _with_lora(model: Any, config: ModelConfig) -> Any:

@@ -1,7 +1,8 @@
 """What a run shows while it goes on: a live bar on a terminal, plain lines anywhere else.
 
-On standard error, so that a command's own output can be piped. Lines of very fast steps are thinned out; notes, warnings
-and evaluations never are. Drawing is rich's. Not covered: notebooks (they get the plain lines), several runs at once.
+On standard error, so that a command's own output can be piped. Lines of very fast steps are thinned out; notes,
+warnings and evaluations never are. Drawing is rich's. Not covered: notebooks (they get the plain lines), several runs
+at once.
 """
 
 from __future__ import annotations
@@ -98,8 +99,10 @@ class Progress:
     def evaluation(self, step: int, result: _Evaluation) -> None:
         """Show an evaluation."""
         low, high = result.interval
-        self._print(f"step {step}  validation success {result.success:.3f} ({low:.3f} to {high:.3f})"
-                    f"  length {result.length:.0f}")
+        self._print(
+            f"step {step}  validation success {result.success:.3f} ({low:.3f} to {high:.3f})"
+            f"  length {result.length:.0f}"
+        )
 
     def warning(self, text: str) -> None:
         """Show a warning on its own line."""

@@ -108,10 +108,10 @@ class RunDir:
 
     def close(self) -> None:
         """Let other processes write the directory."""
-        if self._lock is not None:
-            _held.discard(self._lock)
+        if self._lock in _held:  # not in a forked child, which has closed it already
+            _held.remove(self._lock)
             os.close(self._lock)
-            self._lock = None
+        self._lock = None
 
     def __enter__(self) -> RunDir:
         return self
@@ -207,7 +207,8 @@ class RunDir:
 
     def _clear(self) -> None:
         with boundary(f"remove what is in run.dir = {self.path}", ConfigError, hint="choose another run.dir"):
-            for child in self.path.iterdir():
+            # config.toml last: half-removed, the directory must still be known as a run's.
+            for child in sorted(self.path.iterdir(), key=lambda path: path.name == "config.toml"):
                 if child.name == _LOCK:
                     continue
                 if child.is_dir() and not child.is_symlink():

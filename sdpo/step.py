@@ -26,7 +26,8 @@ from sdpo.algorithms import Signals, get_algorithm
 from sdpo.batch import make_examples, micro_batches, padding_share, row_masks, to_batch
 from sdpo.config import Config
 from sdpo.loss import entropy_weights, token_entropy, token_logprobs, truncated_importance_weights
-from sdpo.policy import Policy, completion_logits
+from sdpo.forward import completion_logits
+from sdpo.policy import Policy
 from sdpo.teacher import Teacher
 from sdpo.types import Batch, Example, Group, TeacherContext
 
@@ -105,7 +106,7 @@ class Stepper:
         with torch.no_grad(), self._timed("old_logprobs"):
             for rows in micro_batches(examples, self.config.train.micro_batch_tokens):
                 batch = to_batch(examples, rows, self.policy.chat.pad_id, self.policy.device)
-                values = self._logprobs(self._student(batch), batch.completion_ids)
+                values = self._logprobs(self._student(batch), batch.student.completion_ids)
                 for row, i in enumerate(rows):
                     scores[i] = values[row, : len(examples[i].rollout.completion.token_ids)]
         return scores
@@ -155,18 +156,14 @@ class Stepper:
         teacher = self._teacher(batch) if self.algorithm.needs_teacher else None
         with self._timed("student"):
             logits = self._student(batch)
-            logprobs = self._logprobs(logits, batch.completion_ids)
+            logprobs = self._logprobs(logits, batch.student.completion_ids)
         old_logprobs = logprobs.detach()
         if old is not None:
             old_logprobs = torch.nn.utils.rnn.pad_sequence(list(old), batch_first=True)
         reference = None
         if self.reference is not None:
             with self._timed("reference"):
-                width = batch.mask.shape[1]
-                scored = self.reference.logits(
-                    batch.student_ids, batch.student_mask, batch.student_positions, width
-                )
-                reference = self._logprobs(scored, batch.completion_ids)
+                reference = self._logprobs(self.reference.logits(batch.student), batch.student.completion_ids)
         weights = torch.ones_like(batch.mask)
         if batch.sampler_logprobs is not None:
             self._watch_sampler(batch, logprobs.detach())
@@ -175,7 +172,7 @@ class Stepper:
         self._watch_policy(batch, logits)
         return Signals(
             mask=batch.mask,
-            token_ids=batch.completion_ids,
+            token_ids=batch.student.completion_ids,
             logprobs=logprobs,
             old_logprobs=old_logprobs,
             sampler_weights=weights,
@@ -184,26 +181,19 @@ class Stepper:
             success=batch.success,
             has_context=batch.has_context,
             rows=batch.teacher_rows,
-            student_logits=None if teacher is None else logits[batch.teacher_rows],
+            student_logits=None if teacher is None else _rows(logits, batch.teacher_rows),
             teacher_logits=teacher,
         )
 
     def _student(self, batch: Batch) -> Tensor:
         with self.policy.autocast():
-            return completion_logits(
-                self.policy.model,
-                batch.student_ids,
-                batch.student_mask,
-                batch.student_positions,
-                batch.mask.shape[1],
-            )
+            return completion_logits(self.policy.model, batch.student)
 
     def _teacher(self, batch: Batch) -> Tensor | None:
-        if batch.teacher_ids is None or batch.teacher_mask is None or batch.teacher_positions is None:
+        if batch.teacher is None:
             return None
         with self._timed("teacher"):
-            width = batch.mask.shape[1]
-            return self.teacher.logits(batch.teacher_ids, batch.teacher_mask, batch.teacher_positions, width)
+            return self.teacher.logits(batch.teacher)
 
     def _teacher_entropy(self, examples: Sequence[Example], cuts: Sequence[Sequence[int]]) -> Tensor:
         """Sum of exp(-teacher entropy) over the tokens that will be distilled."""
@@ -242,3 +232,8 @@ class Stepper:
             yield
         finally:
             self._timings[phase] += time.perf_counter() - start
+
+
+def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """The chosen rows, without a copy where they are all of them."""
+    return tensor if len(rows) == len(tensor) else tensor[rows]

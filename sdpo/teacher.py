@@ -20,7 +20,9 @@ from torch import Tensor
 
 from sdpo.config import TeacherConfig
 from sdpo.errors import CheckpointError
-from sdpo.policy import Policy, completion_logits
+from sdpo.forward import completion_logits
+from sdpo.policy import Policy
+from sdpo.types import Rows
 
 __all__ = ["Teacher", "make_teacher"]
 
@@ -35,9 +37,9 @@ class Teacher:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
-    def logits(self, ids: Tensor, mask: Tensor, positions: Tensor, width: int) -> Tensor:
-        """[R, width, V] logits that predict the last `width` columns; detached, without dropout."""
-        return self._logits(ids, mask, positions, width, None)
+    def logits(self, rows: Rows) -> Tensor:
+        """[R, T, V] logits that predict the completions; detached, without dropout."""
+        return self._logits(rows, None)
 
     def update(self, step: int) -> None:
         """Follow the policy after a step, counted from 1."""
@@ -68,15 +70,13 @@ class Teacher:
         return 0.0
 
     @torch.no_grad()
-    def _logits(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, width: int, weights: Mapping[str, Tensor] | None
-    ) -> Tensor:
+    def _logits(self, rows: Rows, weights: Mapping[str, Tensor] | None) -> Tensor:
         model = self.policy.model
         training = model.training
         model.eval()
         try:
             with self.policy.autocast():
-                return completion_logits(model, ids, mask, positions, width, weights=weights)
+                return completion_logits(model, rows, weights)
         finally:
             model.train(training)
 
@@ -88,8 +88,8 @@ class _Copy(Teacher):
         super().__init__(policy)
         self.weights = {name: p.detach().clone() for name, p in policy.trainable().items()}
 
-    def logits(self, ids: Tensor, mask: Tensor, positions: Tensor, width: int) -> Tensor:
-        return self._logits(ids, mask, positions, width, self.weights)
+    def logits(self, rows: Rows) -> Tensor:
+        return self._logits(rows, self.weights)
 
     def state(self) -> dict[str, Tensor]:
         return self.weights
@@ -127,9 +127,9 @@ class _TrustRegion(_Copy):
         super().__init__(policy)
         self.rate = rate
 
-    def logits(self, ids: Tensor, mask: Tensor, positions: Tensor, width: int) -> Tensor:
-        initial = self._logits(ids, mask, positions, width, self.weights)
-        current = self._logits(ids, mask, positions, width, None)
+    def logits(self, rows: Rows) -> Tensor:
+        initial = self._logits(rows, self.weights)
+        current = self._logits(rows, None)
         return torch.lerp(initial.float(), current.float(), self.rate)
 
 

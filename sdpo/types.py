@@ -25,6 +25,7 @@ __all__ = [
     "Group",
     "Message",
     "Rollout",
+    "Rows",
     "StepResult",
     "Task",
     "TeacherContext",
@@ -188,37 +189,46 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """One micro-batch as tensors. B rows, T completion columns; prompts are padded on the left, completions on the
-    right, so that the completion sits in the same T columns of the student's and of the teacher's rows.
+class Rows:
+    """Token rows of a micro-batch, each distinct prompt once: U <= B prompts, padded on the left to P columns, and B
+    completions, padded on the right to T columns.
 
     Attributes:
-        student_ids, student_mask, student_positions: [B, Ps + T] int64.
-        teacher_ids, teacher_mask, teacher_positions: [R, Pt + T] int64, for the R <= B rows that have a context.
+        prompt_ids, prompt_mask: [U, P] int64.
+        which: [B] int64, the prompt of each row.
+        completion_ids, completion_mask: [B, T] int64.
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    which: Tensor
+    completion_ids: Tensor
+    completion_mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch as tensors: B rows with T completion columns, of which the teacher scores R <= B.
+
+    Attributes:
+        student: the B rows under the policy's prompts.
+        teacher: the R rows that have a context, under the teacher's prompts, with the same T columns; None for R = 0.
         teacher_rows: [R] int64, which of the B rows those are.
-        completion_ids: [B, T] int64, 0 where padded.
         mask: [B, T] float, 1 on completion tokens.
         has_context: [B] bool.
         success: [B] bool.
         advantages: [B] float.
         sampler_logprobs: [B, T] float, 0 where padded; None when the sampler gave none.
-        rows: positions of the B rows in the step's list of examples.
     """
 
-    student_ids: Tensor
-    student_mask: Tensor
-    student_positions: Tensor
-    teacher_ids: Tensor | None
-    teacher_mask: Tensor | None
-    teacher_positions: Tensor | None
+    student: Rows
+    teacher: Rows | None
     teacher_rows: Tensor
-    completion_ids: Tensor
     mask: Tensor
     has_context: Tensor
     success: Tensor
     advantages: Tensor
     sampler_logprobs: Tensor | None
-    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class GRPO(Algorithm):
         weights = aggregation_weights(signals.mask, config.policy.aggregation, config.sampling.max_tokens)
         advantages = self.token_advantages(signals, config)
         out = policy_gradient(signals, advantages, weights * signals.sampler_weights, totals["policy"], config)
-        return Objective(out.loss, out.metrics)
+        return Objective(out.loss, out.totals)
 
     def token_advantages(self, signals: Signals, config: Config) -> Tensor:
         """[B] or [B, T]: what multiplies each token's log-probability gradient."""

@@ -73,6 +73,6 @@ class SampleRouting(Algorithm):
                 weights[signals.rows] *= raw / mean
             out = distil(signals, target, weights, totals["routed"], config)
             loss = loss + out.loss
-            metrics |= out.metrics
+            metrics |= out.totals
         rows = float(to_teacher.numel())
         return Objective(loss, {**metrics, "routing/distilled_fraction": (float(to_teacher.sum()), rows)})

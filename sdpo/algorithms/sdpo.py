@@ -95,7 +95,7 @@ class SDPO(Algorithm):
         target = distillation_mask(signals.mask, signals.has_context, config)
         weights = aggregation_weights(target, config.loss.aggregation, config.sampling.max_tokens)
         out = distil(signals, target, weights * signals.sampler_weights, totals["distillation"], config)
-        return Objective(out.loss, out.metrics)
+        return Objective(out.loss, out.totals)
 
 
 class SDPORichFeedback(SDPO):

@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from transformers.generation.logits_process import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from sdpo.chat import Chat
+from sdpo.forward import cache_argument, new_cache
 from sdpo.rollout import SamplingParams
 from sdpo.types import Completion
 
@@ -49,6 +50,7 @@ class TransformersSampler:
         self.stop_ids = sorted(set(stop_ids))
         self.batch_size = batch_size
         self.autocast = autocast
+        self._cache_argument = cache_argument(model)
 
     def sync(self) -> None:
         """Nothing to do: the weights are the policy's own."""
@@ -87,7 +89,7 @@ class TransformersSampler:
         device = next(self.model.parameters()).device
         warpers = self._warpers(params)
         ids, mask = self._left_padded(prompts, device)
-        cache = DynamicCache()
+        cache = new_cache(self.model)
         with self.autocast():
             logits = self._forward(ids, mask, cache)
         if n > 1:
@@ -135,7 +137,7 @@ class TransformersSampler:
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
+            **{self._cache_argument: cache},
             use_cache=True,
             logits_to_keep=1,
         )

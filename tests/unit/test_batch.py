@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdpo.batch import make_examples, micro_batches, padding_share, to_batch
-from sdpo.types import Completion, Example, Failure, Grade, Group, Message, Rollout, Task, TeacherContext
+from sdpo.types import Completion, Example, Failure, Grade, Group, Message, Rollout, Rows, Task, TeacherContext
 
 CPU = torch.device("cpu")
 
@@ -41,26 +41,31 @@ def test_invariant_1_completion_ids_are_those_sampled_on_both_sides(
     for cut in cuts:
         batch = to_batch(examples, cut, pad=0, device=CPU)
         width = batch.mask.shape[1]
-        for b, i in enumerate(cut):
-            ids = list(examples[i].rollout.completion.token_ids)
-            n, p = len(ids), len(examples[i].rollout.prompt_ids)
-            assert batch.completion_ids[b, :n].tolist() == ids
+        chosen = [examples[i] for i in cut]
+        check(batch.student, [e.rollout.prompt_ids for e in chosen], chosen, width)
+        taught = [e for e in chosen if e.teacher_prompt_ids is not None]
+        assert batch.teacher_rows.tolist() == [b for b, e in enumerate(chosen) if e.teacher_prompt_ids is not None]
+        if batch.teacher is None:
+            assert not taught
+        else:
+            check(batch.teacher, [e.teacher_prompt_ids or () for e in taught], taught, width)
+        for b, e in enumerate(chosen):
+            n = len(e.rollout.completion.token_ids)
             assert batch.mask[b].tolist() == [1.0] * n + [0.0] * (width - n)
-            start = batch.student_ids.shape[1] - width
-            assert batch.student_ids[b, start : start + n].tolist() == ids
-            assert batch.student_mask[b].sum() == p + n
-            assert batch.student_positions[b, start - p : start + n].tolist() == list(range(p + n))
-        for r, b in enumerate(batch.teacher_rows.tolist()):
-            assert batch.teacher_ids is not None
-            assert batch.teacher_mask is not None
-            assert batch.teacher_positions is not None
-            e = examples[cut[b]]
-            ids, t = list(e.rollout.completion.token_ids), len(e.teacher_prompt_ids or ())
-            start = batch.teacher_ids.shape[1] - width
-            assert batch.teacher_ids[r, start : start + len(ids)].tolist() == ids
-            assert batch.teacher_ids[r, start - t : start].tolist() == list(e.teacher_prompt_ids or ())
-            assert batch.teacher_mask[r].sum() == t + len(ids)
-            assert batch.teacher_positions[r, start - t : start + len(ids)].tolist() == list(range(t + len(ids)))
+
+
+def check(rows: Rows, prompts: list[tuple[int, ...]], examples: list[Example], width: int) -> None:
+    """Every row, prompt and completion joined by its masks, is exactly what was sampled."""
+    assert rows.completion_ids.shape[1] == width
+    assert len(rows.prompt_ids) == len(set(prompts)), "each distinct prompt stands once"
+    for r, (prompt, e) in enumerate(zip(prompts, examples, strict=True)):
+        u = rows.which[r]
+        assert rows.prompt_ids[u][rows.prompt_mask[u].bool()].tolist() == list(prompt)
+        assert rows.prompt_mask[u].tolist() == sorted(rows.prompt_mask[u].tolist()), "padded on the left"
+        ids = rows.completion_ids[r][rows.completion_mask[r].bool()].tolist()
+        assert ids == list(e.rollout.completion.token_ids)
+        n = len(ids)
+        assert rows.completion_mask[r].tolist() == [1] * n + [0] * (width - n), "padded on the right"
 
 
 @given(shapes, st.integers(1, 200))
@@ -71,22 +76,22 @@ def test_micro_batches_stay_within_the_budget_by_the_longer_row(
     examples = [example(*row) for row in rows]
     for cut in micro_batches(examples, budget):
         batch = to_batch(examples, cut, pad=0, device=CPU)
-        cells = batch.student_ids.numel()
-        if batch.teacher_ids is not None:
-            cells = max(cells, len(cut) * batch.teacher_ids.shape[1])
+        sides = [batch.student] + ([batch.teacher] if batch.teacher is not None else [])
+        cells = max(s.prompt_ids.numel() + s.completion_ids.numel() for s in sides)
         assert cells <= budget or len(cut) == 1
 
 
 def test_padding_share_is_counted_exactly() -> None:
     examples = [example(2, 2, None), example(4, 4, None)]
     assert padding_share(examples, [[0, 1]]) == 1 - 12 / 16
+    assert padding_share([example(4, 4, None), example(4, 2, None)], [[0, 1]]) == 1 - 10 / 12, "one prompt for both"
     assert padding_share(examples, [[0], [1]]) == 0
 
 
 def test_padding_token_equal_to_the_end_token_masks_nothing() -> None:
     end = 13
     batch = to_batch([example(3, 4, 5), example(3, 2, 5)], [0, 1], pad=end, device=CPU)
-    assert batch.completion_ids[0].tolist() == [10, 11, 12, end]
+    assert batch.student.completion_ids[0].tolist() == [10, 11, 12, end]
     assert batch.mask.sum() == 6
 
 

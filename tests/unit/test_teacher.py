@@ -13,11 +13,12 @@ from sdpo.config import TeacherConfig
 from sdpo.errors import CheckpointError
 from sdpo.policy import Policy
 from sdpo.teacher import make_teacher
+from sdpo.types import Rows
 from tests.conftest import byte_tokenizer, tiny_model
 
 IDS = torch.arange(20).reshape(2, 10)
-MASK = torch.ones_like(IDS)
-POSITIONS = torch.arange(10).expand(2, 10)
+ONES = torch.ones_like(IDS)
+ROWS = Rows(IDS[:, :6], ONES[:, :6], torch.arange(2), IDS[:, 6:], ONES[:, 6:])
 
 
 def make_policy(*, dropout: float = 0.0, lora: bool = False) -> Policy:
@@ -41,7 +42,7 @@ def move(policy: Policy, amount: float = 0.05) -> None:
 
 
 def logits(teacher: Any) -> torch.Tensor:
-    out: torch.Tensor = teacher.logits(IDS, MASK, POSITIONS, 4)
+    out: torch.Tensor = teacher.logits(ROWS)
     return out
 
 

@@ -1,0 +1,94 @@
+"""Divergences between two log-distributions, entry by entry: the formulas alone.
+
+Of the two arguments only the student carries a gradient, and it does so wherever it appears: as the outer weight and
+inside the mixture.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from sdpo.errors import ConfigError, did_you_mean
+
+__all__ = ["Divergence", "check_divergence", "clipped_reverse_kl", "token_divergence"]
+
+Divergence = Literal["forward_kl", "reverse_kl", "js"]
+
+
+def check_divergence(kind: str, alpha: float) -> None:
+    """Refuse an unknown divergence, or a mixture weight that js does not have.
+
+    Raises:
+        ConfigError: names the value and the remedy.
+    """
+    if kind not in get_args(Divergence):
+        raise ConfigError(f"unknown divergence {kind!r}", hint=did_you_mean(kind, get_args(Divergence)))
+    if kind == "js" and not 0 < alpha < 1:
+        raise ConfigError(
+            f"alpha = {alpha} is outside (0, 1), where js vanishes",
+            hint='use divergence="forward_kl" for alpha 0 and "reverse_kl" for alpha 1',
+        )
+
+
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def token_divergence(student: Tensor, teacher: Tensor, kind: Divergence = "js", alpha: float = 0.5) -> Tensor:
+    """The divergence of two distributions, in nats (2601.20802, App. A.3).
+
+        forward_kl   KL(T || S)                                                     alpha = 0
+        reverse_kl   KL(S || T)                                                     alpha = 1
+        js           (1 - alpha) KL(S || M) + alpha KL(T || M),  M = (1 - alpha) S + alpha T
+
+    js does not tend to the KLs at its ends, it vanishes there: js / alpha tends to KL(T || S) as alpha tends to 0, and
+    js / (1 - alpha) to KL(S || T) as alpha tends to 1. With alpha = .5 it is at most log 2.
+
+    Args:
+        student: [..., K] finite log-probabilities.
+        teacher: [..., K] likewise.
+        kind: which divergence.
+        alpha: weight of the teacher in the mixture; read by js alone.
+
+    Returns:
+        [...].
+
+    Raises:
+        ConfigError: unknown kind, or alpha outside (0, 1) for js.
+    """
+    check_divergence(kind, alpha)
+    if kind == "forward_kl":
+        return _kl(teacher, student)
+    if kind == "reverse_kl":
+        return _kl(student, teacher)
+    mixture = torch.logaddexp(student + math.log1p(-alpha), teacher + math.log(alpha))
+    return (1 - alpha) * _kl(student, mixture) + alpha * _kl(teacher, mixture)
+
+
+def clipped_reverse_kl(student: Tensor, teacher: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """Reverse KL as a policy gradient over the vocabulary, with bounded advantages.
+
+    The gradient of KL(S || T) is that of -sum_v p_v A_v with p_v = exp(S_v) and A_v = log T_v - log S_v held fixed
+    (2601.20802, Prop. 2.1: the remaining term, sum_v of the gradient of p_v, is zero). So with A_v clipped to +-clip,
+
+        L = -sum_v p_v * stop_gradient(clip(A_v, -clip, clip)),
+
+    which where no advantage is clipped has the value and the gradient of the reverse KL. Unlike with a bound on the
+    divergence, a clipped entry keeps pulling, with a force of at most `clip`.
+
+    Args:
+        student: [..., K] finite log-probabilities that sum to one.
+        teacher: [..., K] likewise.
+        clip: bound on the advantage, in nats; 5 for training at test time (Table 12).
+
+    Returns:
+        L [...] and, detached, the student's probability mass on clipped entries [...].
+    """
+    advantage = (teacher - student).detach()
+    p = student.exp()
+    clipped_mass = (p.detach() * (advantage.abs() > clip)).sum(-1)
+    return -(p * advantage.clamp(-clip, clip)).sum(-1), clipped_mass
