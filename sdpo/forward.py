@@ -32,8 +32,7 @@ def completion_logits(model: nn.Module, rows: Rows, weights: Mapping[str, Tensor
     Returns:
         [B, T, V], in the type that the model computes; padded columns hold anything.
     """
-    checkpointing = model.training and getattr(model, "is_gradient_checkpointing", False)
-    if len(rows.prompt_ids) < len(rows.which) and not checkpointing:
+    if len(rows.prompt_ids) < len(rows.which) and not (model.training and _checkpoints(model)):
         return _shared(model, rows, weights)
     return _together(model, rows, weights)
 
@@ -47,6 +46,12 @@ def cache_argument(model: nn.Module) -> str:
     """What the model's `forward` calls its cache; transformers 5.20 renamed it."""
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     return "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+
+
+def _checkpoints(model: nn.Module) -> bool:
+    """Whether activations are recomputed; transformers 5.20 renamed the flag."""
+    renamed = getattr(model, "is_activation_checkpointing", None)
+    return bool(getattr(model, "is_gradient_checkpointing", False) if renamed is None else renamed)
 
 
 def _call(model: nn.Module, weights: Mapping[str, Tensor] | None, **inputs: Any) -> Tensor:

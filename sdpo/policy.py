@@ -94,7 +94,7 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> Policy:
         torch.manual_seed(seed)
         model = _with_lora(model, config)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         model.config.use_cache = True  # the sampler needs it; checkpointing only applies in training mode
     if device.type == "cpu":
         torch.set_num_threads(config.threads or _threads(sum(p.numel() for p in model.parameters())))

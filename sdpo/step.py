@@ -145,11 +145,11 @@ class Stepper:
         ).item()
         finite = math.isfinite(norm)
         if finite:
-            self.optimizer.step()
             self._add("grad_norm", norm, 1.0)
+            self._add("lr", self.optimizer.param_groups[0]["lr"], 1.0)
+            self.optimizer.step()
+            self.scheduler.step()
         self._add("skipped_updates", 0.0 if finite else 1.0, 1.0)
-        self._add("lr", self.optimizer.param_groups[0]["lr"], 1.0)
-        self.scheduler.step()
 
     def _signals(self, batch: Batch, old: Sequence[Tensor] | None) -> Signals:
         """The forward passes of a micro-batch."""

@@ -62,7 +62,7 @@ class SampleRouting(Algorithm):
         policy = policy_gradient(
             signals, signals.advantages, to_policy * signals.sampler_weights, totals["routed"], config
         )
-        metrics = dict(policy.metrics)
+        metrics = dict(policy.totals)
         loss = policy.loss
         if signals.teacher_logits is not None:
             target = self.distilled(signals.mask, signals.has_context, signals.success, config)

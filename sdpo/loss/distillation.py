@@ -7,9 +7,8 @@ only that token's average over the sequence ("sequence"); r_t is the truncated i
 
 Two bounds tame outliers, and they differ in what becomes of the outlier. `token_clip` bounds D_t from above
 (2601.18734): a token beyond it has zero gradient, so the few style tokens with the largest divergence cannot take over
-the update. `advantage_clip` bounds the policy-gradient advantage log T_v - log S_v (2601.20802, Table 12):
-a clipped entry still pulls, with bounded force. It exists for the reverse KL, the only one of the divergences that is a
-policy gradient.
+the update. `advantage_clip` bounds the policy-gradient advantage log T_v - log S_v (2601.20802, Table 12): a clipped
+entry still pulls, with bounded force. It exists for the reverse KL, the only one of the three that is a policy gradient.
 
 Not here: the sequence gradient's "future KL" term, which the paper found to bring nothing (App. A.1).
 """
@@ -38,7 +37,7 @@ class DistillationLoss(LossResult):
     distillation/divergence           D_t before bounds, in nats; at token and sequence granularity the sampled
                                       log S - log T, whose expectation is the reverse KL
     distillation/teacher_gap          log T - log S of the sampled token, in nats; needs token_ids
-    distillation/student_entropy      on the support, in nats; with top-k a lower bound of the full entropy
+    distillation/student_entropy      on the support, in nats; with top-k and tail a lower bound of the full one
     distillation/teacher_entropy      likewise
     distillation/student_topk_mass    probability of the k tokens
     distillation/teacher_topk_mass    likewise

@@ -14,9 +14,9 @@ from sdpo.errors import ConfigError
 __all__ = ["LOGPROB_FLOOR", "scaled", "token_entropy", "token_logprobs"]
 
 LOGPROB_FLOOR = -1000.0
-"""Log-probabilities, in nats, are never below this. exp(-1000) is 0 in float64 too, so no probability that a number can
-hold is changed. A masked vocabulary entry (-inf, or the lowest finite number) becomes a finite one, and the reverse KL to
-a teacher that excludes a token costs at most 1000 nats a token instead of infinity."""
+"""Log-probabilities, in nats, are never below this. exp(-1000) is 0 in float64 too, so no probability is changed that a
+number can hold. A masked vocabulary entry (-inf, or the lowest finite number) becomes a finite one, and the reverse KL
+to a teacher that excludes a token costs at most 1000 nats a token instead of infinity."""
 
 
 def scaled(logits: Tensor, temperature: float) -> Tensor:

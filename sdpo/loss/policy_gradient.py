@@ -72,9 +72,15 @@ def policy_gradient_loss(
         normalizer: what the sum is divided by; None: the number of counted tokens.
 
     Raises:
-        ConfigError: a ValueError for arguments that contradict each other.
+        ConfigError: a ValueError for arguments that contradict each other or shapes that do not fit.
     """
     _check(importance, clip_low, clip_high, dual_clip, kl_coef, ref_logprobs)
+    if mask.shape != logprobs.shape or advantages.shape not in (mask.shape, mask.shape[:1]):
+        raise ConfigError(
+            f"mask {tuple(mask.shape)} and advantages {tuple(advantages.shape)} do not fit log-probs "
+            f"{tuple(logprobs.shape)}",
+            hint="log-probs and mask are [B, T], advantages [B] or [B, T]",
+        )
     counted = mask != 0
 
     def only(values: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def test_logits_and_gradients_equal_those_of_single_rows(rows: list[tuple[int, i
         total = total + (single * weights[b, :n]).sum()
     total.backward()  # type: ignore[no-untyped-call]
     for a, p in zip(shared, model.parameters(), strict=True):
-        torch.testing.assert_close(a, p.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(a, p.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -66,7 +66,7 @@ def test_gradient_checkpointing_changes_nothing(checkpointing: bool) -> None:
     batch = to_batch(examples([(0, 3), (0, 5), (1, 2)]), range(3), pad=0, device=CPU)
     expected = completion_logits(model, batch.student).detach()
     if checkpointing:
-        model.gradient_checkpointing_enable()
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     out = completion_logits(model, batch.student)
     counted = batch.mask.bool()
     torch.testing.assert_close(out[counted], expected[counted])

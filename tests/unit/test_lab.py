@@ -340,7 +340,9 @@ def test_the_shipped_teacher_knows_better_than_the_policy(model: Any, tokenizer:
     assert gap["with_both"] >= 0.95
 
 
-def test_pretraining_lowers_the_loss_and_repeats_itself(pretrain: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pretraining_lowers_the_loss_and_repeats_itself(
+    pretrain: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = pretrain.build_tokenizer()
     weights = []
     for _ in range(2):

@@ -65,7 +65,11 @@ HOLD = """
 def make_groups() -> list[Group]:
     task = Task("add-1", (Message(role="user", content="2 + 2? ü"),), target={"secret": 4}, metadata={"big": "x"})
     right = Rollout(
-        "add-1", 0, (1, 2), Completion("4\n\ud800", (7, 9), (-0.5, -math.inf)), Grade(1.0, success=True, metrics={"s": math.nan})
+        "add-1",
+        0,
+        (1, 2),
+        Completion("4\n\ud800", (7, 9), (-0.5, -math.inf)),
+        Grade(1.0, success=True, metrics={"s": math.nan}),
     )
     wrong = Rollout("add-1", 1, (1, 2), Completion("5", (8,), None, "length"), Grade(0.0, "off by one", success=False))
     lost = Rollout("add-1", 2, (1, 2), Completion("6", (8,)), None, Failure("sandbox", "connection refused"))
@@ -249,7 +253,7 @@ def test_a_damaged_config_is_one_line(tmp_path: Path, make_config: MakeConfig) -
     RunDir.open(make_config()).close()
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text() + "\n[")
-    with pytest.raises(ConfigError, match="could not read .*config.toml: TOMLDecodeError"):
+    with pytest.raises(ConfigError, match=r"could not read .*config.toml: TOMLDecodeError"):
         RunDir.open(make_config(run={"resume": True}))
 
 
@@ -408,9 +412,9 @@ def test_an_unwritable_parent_is_one_line(make_config: MakeConfig) -> None:
 
 def test_a_file_in_the_way_is_one_line(tmp_path: Path, make_config: MakeConfig) -> None:
     (tmp_path / "run").write_text("not a folder")
-    with pytest.raises(ConfigError, match="could not create run.dir"):
+    with pytest.raises(ConfigError, match=r"could not create run.dir"):
         RunDir.open(make_config())
-    with pytest.raises(ConfigError, match="could not create run.dir"):
+    with pytest.raises(ConfigError, match=r"could not create run.dir"):
         RunDir.open(make_config(run={"overwrite": True, "dir": str(tmp_path / "run" / "below")}))
     assert (tmp_path / "run").read_text() == "not a folder"
 
@@ -418,7 +422,7 @@ def test_a_file_in_the_way_is_one_line(tmp_path: Path, make_config: MakeConfig) 
 def test_writing_whole_leaves_the_old_file_when_it_cannot_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / "inside").touch()
-    with pytest.raises(CheckpointError, match="write .*file"):
+    with pytest.raises(CheckpointError, match=r"write .*file"):
         write_whole(tmp_path / "file", "text")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 

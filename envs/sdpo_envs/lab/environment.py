@@ -30,8 +30,8 @@ def checkpoint() -> Path:
 def feedback(attempt: str, target: str) -> str:
     """What is wrong with an attempt, in the lab's words: "4 2 9 E p2 7".
 
-    The attempt, and the digit wanted at its *first* wrong position. A missing position, or one with anything but a digit,
-    counts as wrong and is written "_"; a fourth word is answered by "p4 _".
+    The attempt, and the digit wanted at its *first* wrong position. A position that is missing or holds anything but a
+    digit counts as wrong and is written "_"; a fourth word is answered by "p4 _".
 
     Returns:
         The feedback; empty when the attempt equals the target up to white space.
@@ -54,7 +54,7 @@ class Lab(Env):
     questions, whatever the arguments. Made for the checkpoint in `sdpo_envs.lab.checkpoint()`.
 
     Args:
-        names: "all", "easy", "hard", or 0, 1, 2 for a third of the names (easy and hard ones) to learn one after another.
+        names: "all", "easy", "hard", or a skill: 0, 1, 2 for thirds of the names, to learn one after another.
         seed: chooses and orders the questions of a split.
         train_size: at most this many training questions.
         test_size: at most this many test questions.

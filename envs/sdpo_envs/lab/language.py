@@ -6,8 +6,8 @@
     both          ba 4 2 9 S 9 2 4 T 2 9 4 E p1 9
     answer        ... A 9 2 4 <eos>
 
-Everything here is a constant of the shipped checkpoint: a change asks for a new pretraining (`recipes/lab/pretrain.py`).
-Not covered: reasoning, text of free length, system messages. A model of this size has no use for them.
+Everything here is a constant of the shipped checkpoint: after a change, pretrain anew (`recipes/lab/pretrain.py`). Not
+covered: reasoning, text of free length, system messages. A model of this size has no use for them.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ class Function:
 
 
 FUNCTIONS = (
-    Function((2, 1, 0), 1, 0),  # reversed
-    Function((1, 2, 0), 1, 0),  # rotated to the left
-    Function((2, 0, 1), 1, 2),  # plus two, rotated to the right
     Function((0, 2, 1), 1, 0),  # last two swapped
     Function((0, 1, 2), 1, 1),  # plus one
-    Function((0, 1, 2), 1, 3),  # plus three
-    Function((0, 1, 2), 1, 5),  # plus five
+    Function((0, 1, 2), 1, 2),  # plus two
+    Function((0, 1, 2), 1, 4),  # plus four
+    Function((0, 1, 2), 1, 6),  # plus six
+    Function((1, 2, 0), 1, 0),  # rotated to the left
+    Function((1, 0, 2), 1, 3),  # first two swapped, plus three
     Function((0, 1, 2), -1, 9),  # nine minus
-    Function((1, 2, 0), -1, 9),  # nine minus, rotated to the left
-    Function((2, 1, 0), 1, 7),  # plus seven, reversed
+    Function((0, 2, 1), 1, 3),  # last two swapped, plus three
+    Function((0, 2, 1), 1, 7),  # last two swapped, plus seven
 )
 RARE = (8, 9)
 """Functions that the pretraining shows in contexts, and almost never without one."""
