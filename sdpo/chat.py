@@ -50,7 +50,9 @@ class Chat:
         ConfigError: the tokenizer has no chat template or no end token.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None, *, name: str = "model") -> None:
+    def __init__(
+        self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None, *, name: str = "model"
+    ) -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
                 f"the tokenizer of {name} has no chat template", hint="use an instruction-tuned model, or set one"

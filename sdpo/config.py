@@ -34,15 +34,24 @@ Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 class Section(BaseModel):
     """Base of all sections: frozen, no unknown keys, "none" means absent."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,  # --run.dir 2024
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _none(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        optional = {name for name, f in cls.model_fields.items() if type(None) in get_args(f.annotation)}
-        return {k: None if k in optional and v == "none" else v for k, v in data.items()}
+        kinds = {name: (f.annotation, *get_args(f.annotation)) for name, f in cls.model_fields.items()}
+        for key, value in data.items():
+            if isinstance(value, bool) and key in kinds and bool not in kinds[key]:
+                raise ValueError(f"{key} needs a value, not {str(value).lower()}")
+        return {k: None if type(None) in kinds.get(k, ()) and v == "none" else v for k, v in data.items()}
 
 
 class AlgoConfig(Section):
@@ -159,7 +168,9 @@ class ContextConfig(Section):
     """Budget of the whole teacher prompt; feedback, then demonstration, give way. The question is never cut."""
     template: str = "{question}{demonstration}{feedback}\n\nNow write a complete, correct answer to the question above."
     """The teacher's last user turn; slots {question}, {demonstration}, {feedback}, {attempt}."""
-    demonstration_template: str = "\n\nFor reference, this answer to the question was judged correct:\n\n{demonstration}"
+    demonstration_template: str = (
+        "\n\nFor reference, this answer to the question was judged correct:\n\n{demonstration}"
+    )
     """Fills {demonstration} where there is one; slot {demonstration}."""
     feedback_template: str = "\n\nAn attempt at the question was judged wrong. The checker reported:\n\n{feedback}"
     """Fills {feedback} where it is shown; slots {feedback}, {attempt}."""
@@ -175,13 +186,14 @@ class ContextConfig(Section):
         }
         for key, slots in allowed.items():
             try:
-                found = {name for _, name, _, _ in string.Formatter().parse(getattr(self, key)) if name is not None}
+                parts = list(string.Formatter().parse(getattr(self, key)))
             except ValueError as exc:
-                raise ValueError(f"context.{key}: {exc}; write a literal brace twice") from exc
-            if unknown := found - slots:
-                raise ValueError(
-                    f"context.{key} has an unknown slot {{{sorted(unknown)[0]}}}; {did_you_mean(sorted(unknown)[0], slots)}"
-                )
+                raise ValueError(f"{key}: {exc}; write a literal brace twice") from exc
+            for _, name, spec, conversion in parts:
+                if name is not None and name not in slots:
+                    raise ValueError(f"{key} has an unknown slot {{{name}}}; {did_you_mean(name, slots)}")
+                if spec or conversion:
+                    raise ValueError(f"{key}: the slot {{{name}}} takes no format")
         return self
 
 
@@ -266,6 +278,13 @@ class OptimConfig(Section):
     """Learning-rate schedule after warm-up, over all optimiser steps."""
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear warm-up, counted in steps of training, not in mini-batches."""
+
+    @field_validator("betas")
+    @classmethod
+    def _decay_rates(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"{list(betas)} are not both in [0, 1)")
+        return betas
 
 
 class TrainConfig(Section):
@@ -438,12 +457,13 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"train.prompts_per_step = {train.prompts_per_step} is no multiple of "
             f"train.mini_batch_prompts = {train.mini_batch_prompts}"
         )
-    if config.algo.name == "sdpo_grpo" and config.algo.mix == 0 and loss.granularity == "logit":
-        yield 'algo.mix = 0 is plain SDPO; use algo.name = "sdpo"'
+    if config.algo.name == "sdpo_grpo" and config.algo.mix in (0, 1):
+        plain = "sdpo" if config.algo.mix == 0 else "grpo"
+        yield f'algo.mix = {config.algo.mix:g} is plain {plain.upper()}; use algo.name = "{plain}"'
     if config.policy.overlong_buffer > config.sampling.max_tokens:
         yield (
             f"policy.overlong_buffer = {config.policy.overlong_buffer} exceeds "
-            f"sampling.max_tokens = {config.sampling.max_tokens}"
+            f"sampling.max_tokens = {config.sampling.max_tokens}; set it to a part of the budget, or to 0"
         )
 
 
@@ -491,18 +511,25 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"cannot read {flag!r}", hint="overrides look like --section.key value")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        try:
-            parsed: Any = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed = value
         *sections, last = key.split(".")
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
             if not isinstance(node, dict):
                 raise ConfigError(f"--{key}: {section} is already a value, not a table")
-        node[last] = parsed
+        node[last] = _literal(value)
     return tree
+
+
+def _literal(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    quoted = text.lstrip()[:1] in ("'", '"', "[", "{")
+    whole = len(table) == 1 and "\n" not in text and (quoted or "#" not in text)
+    return table["value"] if whole else text
 
 
 def load_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
@@ -546,9 +573,22 @@ def deviations(config: Config) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def _setting(location: tuple[int | str, ...]) -> str:
+    """ "section.key" of an error's location, without the members of unions that pydantic appends."""
+    parts: list[str] = []
+    model: Any = Config
+    for part in location:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            break
+        parts.append(str(part))
+        field = model.model_fields.get(str(part))
+        model = None if field is None else field.annotation
+    return ".".join(parts)
+
+
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
+    path = _setting(first["loc"])
     if first["type"] == "extra_forbidden":
         model: type[BaseModel] = Config
         for part in first["loc"][:-1]:

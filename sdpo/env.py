@@ -47,7 +47,9 @@ class Env(ABC):
         """Judge one attempt; may be `async def`. Anything a model writes gets a Grade: raise only when *grading* is
         impossible (then the rollout leaves the step as failed instead of counting as wrong)."""
 
-    def grade_group(self, task: Task, completions: Sequence[str]) -> Sequence[Grade] | Awaitable[Sequence[Grade]] | None:
+    def grade_group(
+        self, task: Task, completions: Sequence[str]
+    ) -> Sequence[Grade] | Awaitable[Sequence[Grade]] | None:
         """Judge all attempts of a group at once, for graders that compare or batch. None (the default) means: one by
         one, with `grade`."""
         return None
@@ -56,7 +58,7 @@ class Env(ABC):
         """A few lines for `sdpo env show`: where the tasks come from and what the splits mean."""
         return inspect.cleandoc(type(self).__doc__ or "")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release processes and files. Called once at the end of a run."""
 
 

@@ -110,11 +110,12 @@ def boundary(doing: str, error: type[SDPOError], *catch: type[Exception], hint: 
         catch: the foreign classes to translate; `OSError` when none is given.
         hint: the remedy.
     """
+    foreign = catch or (OSError,)
     try:
         yield
     except SDPOError:
         raise
-    except catch or (OSError,) as exc:
+    except foreign as exc:
         first = (str(exc).strip().splitlines() or [""])[0]
         reason = f"{type(exc).__name__}: {first}"[:400]
         raise error(f"could not {doing}: {reason}", hint=hint) from exc

@@ -97,7 +97,9 @@ class Grader:
         if isinstance(verdicts, Failure):
             return [verdicts] * len(texts)
         if not isinstance(verdicts, Sequence) or len(verdicts) != len(texts):
-            return [Failure("env.grade_group", f"returned {_short(verdicts)} for {len(texts)} completions")] * len(texts)
+            return [Failure("env.grade_group", f"returned {_short(verdicts)} for {len(texts)} completions")] * len(
+                texts
+            )
         return [self._checked(v) for v in verdicts]
 
     async def _guard(self, call: Callable[[], Any]) -> Any:
@@ -189,21 +191,12 @@ def collect(
     groups = []
     for i, task in enumerate(tasks):
         rollouts = []
-        for j, completion in enumerate(completions[i]):
-            if completion is None:
+        for j, sampled in enumerate(completions[i]):
+            if sampled is None:
                 continue  # the sampler lost it: a group may be smaller than asked for
             verdict = verdicts[i][j].result()
-            failed = isinstance(verdict, Failure)
-            rollouts.append(
-                Rollout(
-                    task_id=task.id,
-                    index=j,
-                    prompt_ids=tuple(prompts[i]),
-                    completion=completion,
-                    grade=None if failed else verdict,
-                    failure=verdict if failed else None,
-                )
-            )
+            grade, failure = (None, verdict) if isinstance(verdict, Failure) else (verdict, None)
+            rollouts.append(Rollout(task.id, j, tuple(prompts[i]), sampled, grade, failure))
         groups.append(Group(task, tuple(rollouts)))
     return groups
 

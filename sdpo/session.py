@@ -61,7 +61,9 @@ class Session:
         """
         tasks = list(self.env.tasks(split))[:limit]
         if len({t.id for t in tasks}) != len(tasks):
-            raise ConfigError(f"split {split!r} of {self.config.env.name} has a task id twice", hint="ids must be unique")
+            raise ConfigError(
+                f"split {split!r} of {self.config.env.name} has a task id twice", hint="ids must be unique"
+            )
         for task in tasks:
             if not task.prompt or task.prompt[-1]["role"] != "user":
                 raise ConfigError(f"task {task.id!r}: its prompt does not end in a user message")
@@ -85,4 +87,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-

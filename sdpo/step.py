@@ -15,8 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,8 +24,8 @@ from transformers import get_scheduler
 from sdpo.algorithms import Signals, get_algorithm
 from sdpo.batch import make_examples, micro_batches, padding_share, row_masks, to_batch
 from sdpo.config import Config
-from sdpo.loss import entropy_weights, token_entropy, token_logprobs, truncated_importance_weights
 from sdpo.forward import completion_logits
+from sdpo.loss import entropy_weights, token_entropy, token_logprobs, truncated_importance_weights
 from sdpo.policy import Policy
 from sdpo.teacher import Teacher
 from sdpo.types import Batch, Example, Group, TeacherContext

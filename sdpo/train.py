@@ -28,7 +28,7 @@ from sdpo.order import TaskOrder, derive_seed
 from sdpo.progress import Progress
 from sdpo.rollout import SamplingParams, check_failures, collect
 from sdpo.run import RunDir
-from sdpo.session import Session, TaskSet
+from sdpo.session import Session
 from sdpo.step import Stepper
 from sdpo.teacher import make_teacher
 from sdpo.track import open_tracker
@@ -101,7 +101,9 @@ class Trainer:
         """The whole loop."""
         config = self.config
         resumed = config.run.resume and self._resume()
-        tracker = open_tracker(config.run.track, self.run_dir.path, config.to_toml(), self.run_dir.path.name)
+        tracker = open_tracker(
+            config.run.track, self.run_dir.path, config.to_toml(), self.run_dir.path.name, first_step=self.step
+        )
         with Progress(config.train.steps, start=self.step) as self.progress, tracker as self.tracker:
             self._announce(resumed)
             if not resumed and self.held_out is not None and config.eval.at_start:
@@ -144,7 +146,8 @@ class Trainer:
 
     def _collect(self) -> tuple[list[Group], dict[str, float]]:
         """The step's groups; with `train.resample_rounds`, those with equal rewards replaced by fresh ones."""
-        config, kept, dropped = self.config, [], 0
+        config, dropped = self.config, 0
+        kept: list[Group] = []
         for attempt in range(config.train.resample_rounds + 1):
             missing = config.train.prompts_per_step - len(kept)
             groups = self._sample(missing, attempt)
@@ -213,9 +216,7 @@ class Trainer:
         for warning in self.monitor.observe_step(result.step, record):
             self._warn(str(warning))
 
-    def _dump_prompts(
-        self, groups: Sequence[Group], contexts: Sequence[Sequence[TeacherContext | None]]
-    ) -> None:
+    def _dump_prompts(self, groups: Sequence[Group], contexts: Sequence[Sequence[TeacherContext | None]]) -> None:
         """Aligned student and teacher prompts of the first step, for reading."""
         chat = self.session.policy.chat
         pairs = [
@@ -283,7 +284,8 @@ class Trainer:
         self.evaluations = [(r["step"], EvalResult.from_record(r)) for r in self.run_dir.read_evals()]
         if self.step > self.config.train.steps:
             raise ConfigError(
-                f"the run is at step {self.step}, past train.steps = {self.config.train.steps}", hint="raise train.steps"
+                f"the run is at step {self.step}, past train.steps = {self.config.train.steps}",
+                hint="raise train.steps",
             )
         return True
 

@@ -15,7 +15,21 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["MIB", "Call", "Frame", "Limits", "Program", "ProgramError", "RunResult", "Sandbox", "Status", "Test"]
+from sdpo.errors import ConfigError
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "MIB",
+    "Call",
+    "Frame",
+    "Limits",
+    "Program",
+    "ProgramError",
+    "RunResult",
+    "Sandbox",
+    "Status",
+    "Test",
+]
 
 MIB = 1 << 20
 
@@ -30,7 +44,7 @@ class Status(str, Enum):
     COMPILE_ERROR = "compile_error"
     """The program does not compile (SyntaxError, a NUL in the source, too deeply nested)."""
     RUNTIME_ERROR = "runtime_error"
-    """An uncaught exception, death by a signal, no such function, an exit before it returned, a value that is not data."""
+    """An uncaught exception, death by a signal, no such function, no return from it, a value that is not data."""
     TIME_LIMIT = "time_limit"
     """More CPU time than `Limits.cpu_s`, or more wall time than `Limits.wall_s`."""
     MEMORY_LIMIT = "memory_limit"
@@ -64,10 +78,19 @@ class Limits:
     result_bytes: int = 4 * MIB
     stderr_bytes: int = 64 << 10
 
+    def __post_init__(self) -> None:
+        for name in ("cpu_s", "wall_s", "memory_mb", "output_bytes", "result_bytes", "stderr_bytes"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1e15:
+                raise ConfigError(f"Limits.{name} = {value}", hint="use a finite number from 0 on")
+
     @property
     def wall(self) -> float:
         """The wall limit in seconds."""
         return 2.5 * self.cpu_s if self.wall_s is None else self.wall_s
+
+
+DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +197,7 @@ class Sandbox(Protocol):
         self,
         code: str,
         stdin: str = "",
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULT_LIMITS,
         files: Mapping[str, bytes] | None = None,
         language: str = "python",
         fetch: Sequence[str] = (),
@@ -190,7 +213,7 @@ class Sandbox(Protocol):
         self,
         program: Program,
         tests: Sequence[Test],
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULT_LIMITS,
     ) -> AsyncIterator[RunResult]:
         """Run a program once for each test, each time in a fresh process, and yield the results in the tests' order.
 

@@ -4,7 +4,7 @@ integer one)."""
 
 from __future__ import annotations
 
-__all__ = ["COMPETITION_MODULES", "COMPETITION_PRELUDE"]
+__all__ = ["COMMON_MODULES", "COMPETITION_MODULES", "COMPETITION_PRELUDE", "MORE_MODULES"]
 
 COMPETITION_MODULES = (
     "string",
@@ -31,4 +31,63 @@ COMPETITION_PRELUDE = (
     "".join(f"from {name} import *\n" for name in COMPETITION_MODULES)
     + "".join(f"import {name}\n" for name in COMPETITION_MODULES)
     + "sys.setrecursionlimit(50000)\n"
+)
+
+# Loaded in every fork server: programs import these often, and a loaded module costs a child nothing.
+COMMON_MODULES = (
+    "abc",
+    "array",
+    "cmath",
+    "contextlib",
+    "dataclasses",
+    "decimal",
+    "enum",
+    "fractions",
+    "numbers",
+    "os",
+    "queue",
+    "struct",
+    "textwrap",
+    "threading",
+    "time",
+    "traceback",
+    "types",
+)
+
+# Loaded where nothing can be loaded later.
+MORE_MODULES = (
+    "argparse",
+    "asyncio",
+    "base64",
+    "binascii",
+    "calendar",
+    "codecs",
+    "concurrent.futures",
+    "csv",
+    "ctypes",
+    "difflib",
+    "fileinput",
+    "gc",
+    "hashlib",
+    "heapq",
+    "html",
+    "inspect",
+    "ipaddress",
+    "locale",
+    "logging",
+    "pickle",
+    "pprint",
+    "resource",
+    "secrets",
+    "select",
+    "shlex",
+    "signal",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "unicodedata",
+    "unittest",
+    "uuid",
+    "weakref",
+    "zlib",
 )

@@ -1,15 +1,15 @@
 """GRPO and its named variants: the clipped policy gradient with group-relative advantages.
 
-    grpo            the baseline of 2601.20802 (Table 13): no std division, no KL, clip .2/.28, four optimiser steps
-    grpo_on_policy  the same with one optimiser step per generation batch
-    dr_grpo         2503.20783: no std division, constant-length aggregation
-    dapo            2503.14476: std, clip-higher, token mean, no KL, dynamic sampling, soft overlong punishment
+grpo            the baseline of 2601.20802 (Table 13): no std division, no KL, clip .2/.28, four optimiser steps
+grpo_on_policy  the same with one optimiser step per generation batch
+dr_grpo         2503.20783: no std division, constant-length aggregation
+dapo            2503.14476: std, clip-higher, token mean, no KL, dynamic sampling, soft overlong punishment
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from sdpo.algorithms.base import Algorithm, Objective, Signals
 
@@ -62,7 +62,7 @@ class GRPO(Algorithm):
     name = "grpo"
     summary = "GRPO as the baseline of 2601.20802 (Table 13): no std division, no KL, clip .2/.28"
     preset = {"policy": _PAPER_POLICY, "optim": _PAPER_OPTIM, "train": _PAPER_TRAIN, "eval": _PAPER_EVAL}
-    sections: tuple[str, ...] = ("policy",)
+    sections: ClassVar[tuple[str, ...]] = ("policy",)
     needs_teacher = False
     needs_advantages = True
 

@@ -8,7 +8,7 @@ only that token's average over the sequence ("sequence"); r_t is the truncated i
 Two bounds tame outliers, and they differ in what becomes of the outlier. `token_clip` bounds D_t from above
 (2601.18734): a token beyond it has zero gradient, so the few style tokens with the largest divergence cannot take over
 the update. `advantage_clip` bounds the policy-gradient advantage log T_v - log S_v (2601.20802, Table 12): a clipped
-entry still pulls, with bounded force. It exists for the reverse KL, the only one of the three that is a policy gradient.
+entry still pulls, with bounded force. It exists for the reverse KL, the only divergence here that is a policy gradient.
 
 Not here: the sequence gradient's "future KL" term, which the paper found to bring nothing (App. A.1).
 """
@@ -25,14 +25,15 @@ from sdpo.loss.divergence import Divergence, clipped_reverse_kl, token_divergenc
 from sdpo.loss.importance import importance_ratio
 from sdpo.loss.logprobs import scaled, token_logprobs
 from sdpo.loss.result import LossResult, over_normalizer
-from sdpo.loss.support import Support, support
+from sdpo.loss.support import Support, spaced, support
 
 __all__ = ["DistillationLoss", "distillation_loss"]
 
 
 @dataclass(frozen=True, slots=True)
 class DistillationLoss(LossResult):
-    """Names of `metrics` and `totals`, all means over counted tokens before weights and normaliser:
+    """Names of `metrics` and `totals`, all means over counted tokens before weights and normaliser. Entropies and
+    overlap are measured on at most 256 of them, evenly spaced.
 
     distillation/divergence           D_t before bounds, in nats; at token and sequence granularity the sampled
                                       log S - log T, whose expectation is the reverse KL
@@ -171,7 +172,8 @@ def _on_distributions(
     if token_clip is not None:
         sums["token_clip_fraction"] = _total(values > token_clip)
         values = values.clamp(max=token_clip)
-    for side, logp in (("student", student.detach()), ("teacher", teacher)):
+    measured = spaced(len(values), values.device)
+    for side, logp in (("student", student.detach()[measured]), ("teacher", teacher[measured])):
         sums[f"{side}_entropy"] = _total(-torch.linalg.vecdot(logp.exp(), logp))
     if pair.student_mass is not None and pair.teacher_mass is not None and pair.overlap is not None:
         sums["student_topk_mass"], sums["teacher_topk_mass"] = _total(pair.student_mass), _total(pair.teacher_mass)

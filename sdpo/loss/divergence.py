@@ -1,12 +1,11 @@
 """Divergences between two log-distributions, entry by entry: the formulas alone.
 
-Of the two arguments only the student carries a gradient, and it does so wherever it appears: as the outer weight and
-inside the mixture.
+Of the two arguments only the student carries a gradient, and it does so wherever it appears: as the outer weight, and
+inside the mixture, where its parts cancel.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Literal, get_args
 
 import torch
@@ -17,6 +16,8 @@ from sdpo.errors import ConfigError, did_you_mean
 __all__ = ["Divergence", "check_divergence", "clipped_reverse_kl", "token_divergence"]
 
 Divergence = Literal["forward_kl", "reverse_kl", "js"]
+
+_MAX_GAP = 80.0
 
 
 def check_divergence(kind: str, alpha: float) -> None:
@@ -50,7 +51,7 @@ def token_divergence(student: Tensor, teacher: Tensor, kind: Divergence = "js", 
 
     Args:
         student: [..., K] finite log-probabilities.
-        teacher: [..., K] likewise.
+        teacher: [..., K] likewise; gets no gradient.
         kind: which divergence.
         alpha: weight of the teacher in the mixture; read by js alone.
 
@@ -61,12 +62,28 @@ def token_divergence(student: Tensor, teacher: Tensor, kind: Divergence = "js", 
         ConfigError: unknown kind, or alpha outside (0, 1) for js.
     """
     check_divergence(kind, alpha)
+    teacher = teacher.detach()
     if kind == "forward_kl":
         return _kl(teacher, student)
     if kind == "reverse_kl":
         return _kl(student, teacher)
-    mixture = torch.logaddexp(student + math.log1p(-alpha), teacher + math.log(alpha))
-    return (1 - alpha) * _kl(student, mixture) + alpha * _kl(teacher, mixture)
+    return _js(student, teacher, alpha)
+
+
+def _js(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
+    """By log-ratios, which keep their precision where the two sides are close: with d = T - S,
+
+        S - M = -log(1 - alpha + alpha e^d) = -log1p(alpha expm1(d)),   T - M = S - M + d.
+
+    The gradient with respect to S_v is (1 - alpha) p_v (S_v - M_v): the terms through M and the one that differentiates
+    S_v itself cancel for each v, so the log-ratios may be held fixed. Bounding d changes only terms whose weight is
+    below e^-80.
+    """
+    with torch.no_grad():
+        d = (teacher - student).clamp_(-_MAX_GAP, _MAX_GAP)
+        to_mixture = d.expm1().mul_(alpha).log1p_().neg_()
+        of_teacher = (teacher.exp() * d.add_(to_mixture)).sum(-1)
+    return (1 - alpha) * (student.exp() * to_mixture).sum(-1) + alpha * of_teacher
 
 
 def clipped_reverse_kl(student: Tensor, teacher: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,10 @@ from torch import Tensor
 from sdpo.loss.arguments import Side
 from sdpo.loss.logprobs import LOGPROB_FLOOR
 
-__all__ = ["Support", "support"]
+__all__ = ["Support", "spaced", "support"]
 
 _TAIL_EPSILON = 1e-7
-_OVERLAP_TOKENS = 256
+_MEASURED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Support:
         teacher: [N, K], detached.
         student_mass: [N] probability of the k tokens, detached; None on the full vocabulary.
         teacher_mass: [N] likewise.
-        overlap: [n] share of the k tokens that are among the k likeliest of the other side too, on n <= 256 of the N
-            tokens, evenly spaced: a second top-k of all would cost as much as the loss. None on the full vocabulary.
+        overlap: [n] share of the k tokens that are among the k likeliest of the other side too, on n <= 256 `spaced`
+            tokens; None on the full vocabulary.
         student_sampled: [N] log-probability of the sampled tokens, detached; None without their ids.
         teacher_sampled: [N] likewise.
     """
@@ -88,7 +88,15 @@ def support(
     )
 
 
+def spaced(n: int, device: torch.device) -> Tensor:
+    """Up to 256 evenly spaced numbers of 0..n-1: tokens for measurements that would cost as much as the loss itself."""
+    return torch.arange(0, n, max(1, -(-n // _MEASURED_TOKENS)), device=device)
+
+
 def _floored(logp: Tensor) -> Tensor:
+    """At least the floor. Looking first is far cheaper than a copy of the whole, which is hardly ever needed."""
+    if logp.numel() and logp.detach().amin() >= LOGPROB_FLOOR:
+        return logp
     return logp.clamp(min=LOGPROB_FLOOR)
 
 
@@ -111,8 +119,7 @@ def _at(logits: Tensor, ids: Tensor | None, normalizer: Tensor | None = None) ->
 
 
 def _overlap(other: Tensor, indices: Tensor) -> Tensor:
-    n, k = indices.shape
-    rows = torch.arange(0, n, max(1, -(-n // _OVERLAP_TOKENS)), device=other.device)
-    other = other[rows]
-    bar = other.topk(k, dim=-1).values[:, -1:]
-    return (other.gather(-1, indices[rows]) >= bar).double().mean(-1)
+    rows = spaced(len(indices), other.device)
+    other, indices = other[rows], indices[rows]
+    bar = other.topk(indices.shape[-1], dim=-1).values[:, -1:]
+    return (other.gather(-1, indices) >= bar).float().mean(-1)

@@ -96,6 +96,7 @@ def test_a_group_without_a_grade_is_constant_and_has_no_advantages() -> None:
 def test_outcome_gate_silences_groups_without_a_success() -> None:
     """Shaped penalties among failures would otherwise be a full-size signal."""
     failed = group([-0.1, -0.2, -0.3])
+    baseline: Any
     for baseline in (*BASELINES, "none"):
         assert group_advantages([failed], baseline=baseline, outcome_gate=True) == [[0.0, 0.0, 0.0]]
     assert group_advantages([failed], baseline="mean_std")[0] == pytest.approx([1.0, 0.0, -1.0], rel=1e-4)

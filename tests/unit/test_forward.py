@@ -24,9 +24,7 @@ PROMPTS = ((5, 6, 7), (9,), (20, 21, 22, 23, 24, 25))
 def examples(rows: list[tuple[int, int]]) -> list[Example]:
     """(which prompt, completion length)."""
     return [
-        Example(
-            Rollout("t", i, PROMPTS[p], Completion("", tuple(range(30 + i, 30 + i + n))), Grade(1.0)), None, 0.0, p
-        )
+        Example(Rollout("t", i, PROMPTS[p], Completion("", tuple(range(30 + i, 30 + i + n))), Grade(1.0)), None, 0.0, p)
         for i, (p, n) in enumerate(rows)
     ]
 

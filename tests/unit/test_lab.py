@@ -20,13 +20,15 @@ from sdpo.config import ContextConfig
 from sdpo.context import ContextBuilder
 from sdpo.env import load_env
 from sdpo.errors import ConfigError
-from sdpo.types import Completion, Group, Rollout, Task
+from sdpo.types import Completion, Group, Message, Rollout, Task
 from sdpo_envs.lab import DEMONSTRATION_TEMPLATE, FEEDBACK_TEMPLATE, TEMPLATE, Lab, checkpoint
 from sdpo_envs.lab.environment import feedback
 from sdpo_envs.lab.language import FUNCTIONS, NAMES, RARE, SKILLS, WORDS
 
 DIGITS = st.sampled_from("0123456789")
 TRIPLE = st.lists(DIGITS, min_size=3, max_size=3).map(" ".join)
+LAB = Lab(train_size=1)
+(QUESTION,) = LAB.tasks("train")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -135,8 +137,7 @@ def test_hostile_attempts_get_zero_and_words_of_the_vocabulary(attempt: str) -> 
 
 @given(st.text())
 def test_any_text_gets_the_same_grade_twice(attempt: str) -> None:
-    env = Lab(train_size=1)
-    (task,) = env.tasks("train")
+    env, task = LAB, QUESTION
     grade = env.grade(task, attempt)
     assert grade == env.grade(task, attempt)
     assert (grade.reward == 1.0) == (attempt.split() == task.target.split()) == (grade.feedback == "")
@@ -224,12 +225,12 @@ def test_every_word_survives_the_tokenizer(tokenizer: Any) -> None:
 
 def test_the_chat_template_puts_the_answer_marker_last(tokenizer: Any) -> None:
     chat = Chat(tokenizer)
-    user = [{"role": "user", "content": "ba 4 2 9"}]
+    user = [Message(role="user", content="ba 4 2 9")]
     assert chat.decode(chat.prompt_ids(user), special=True) == "ba 4 2 9 A"
-    whole = [*user, {"role": "assistant", "content": "9 2 4"}]
+    whole = [*user, Message(role="assistant", content="9 2 4")]
     assert chat.decode(chat.encode(chat.render(whole, generation=False)), special=True) == "ba 4 2 9 A 9 2 4 <eos>"
     with pytest.raises(ConfigError, match="system"):
-        chat.render([{"role": "system", "content": "hello"}, *user])
+        chat.render([Message(role="system", content="hello"), *user])
 
 
 def test_pretraining_sequences_are_what_the_context_builder_renders(pretrain: ModuleType, tokenizer: Any) -> None:
@@ -237,11 +238,13 @@ def test_pretraining_sequences_are_what_the_context_builder_renders(pretrain: Mo
     env = Lab()
     chat = Chat(tokenizer)
     builder = ContextBuilder(
-        ContextConfig(
-            template=TEMPLATE,
-            demonstration_template=DEMONSTRATION_TEMPLATE,
-            feedback_template=FEEDBACK_TEMPLATE,
-            feedback="always",
+        ContextConfig.model_validate(
+            {
+                "template": TEMPLATE,
+                "demonstration_template": DEMONSTRATION_TEMPLATE,
+                "feedback_template": FEEDBACK_TEMPLATE,
+                "feedback": "always",
+            }
         ),
         chat,
     )
@@ -253,12 +256,12 @@ def test_pretraining_sequences_are_what_the_context_builder_renders(pretrain: Mo
         begin = words.index("A") + 1
         solution = " ".join(words[words.index("S") + 1 :][:3]) if "S" in words else ""
         told = " ".join(words[words.index("T") + 1 : words.index("A")]) if "T" in words else ""
-        question = ({"role": "user", "content": " ".join(words[:4])},)
+        question = (Message(role="user", content=" ".join(words[:4])),)
         if not solution and not told:
             assert (*chat.prompt_ids(question), *ids[begin:]) == tuple(ids)
         else:
             wanted = solution or _target(told)
-            task = Task(id="t", prompt=question, target=wanted)  # type: ignore[arg-type]
+            task = Task(id="t", prompt=question, target=wanted)
             attempt = " ".join(told.split()[:3]) if told else "_"
             texts = [attempt, solution] if solution else [attempt]
             rollouts = tuple(
@@ -269,7 +272,7 @@ def test_pretraining_sequences_are_what_the_context_builder_renders(pretrain: Mo
             expected = list(context.prompt_ids)
             if solution and not told:  # the environment has feedback on every failure: leave it out
                 text = pretrain.teacher_text(question[0]["content"], solution, "")
-                expected = list(chat.prompt_ids([{"role": "user", "content": text}]))
+                expected = list(chat.prompt_ids([Message(role="user", content=text)]))
             assert expected + ids[begin:] == ids
         assert len(ids) == begin + 4
         assert words[-1] == "<eos>"

@@ -448,13 +448,7 @@ def test_two_processes_cannot_write_one_run(make_config: MakeConfig) -> None:
 def test_a_kill_releases_the_lock_although_a_worker_outlives_it(make_config: MakeConfig) -> None:
     config = make_config()
     code = HOLD + (
-        "    import os\n"
-        "    worker = os.fork()\n"
-        "    if worker == 0:\n"
-        "        time.sleep(60)\n"
-        "        os._exit(0)\n"
-        "    print(worker, flush=True)\n"
-        "    time.sleep(60)\n"
+        "    import os\n    if os.fork() == 0:\n        print(os.getpid(), flush=True)\n    time.sleep(60)\n"
     )
     child = python(code, config.run.dir)
     assert child.stdout is not None

@@ -111,7 +111,7 @@ def test_invariant_4_rollouts_without_context_have_no_weight(config: Callable[..
     settings = config("sdpo")
     contexts = ContextBuilder(settings.context, CHAT).build(groups, 0)
     contexts[1] = [None] * 4
-    with_them, _, metrics = gradients(settings, groups, contexts)
+    with_them, _, _ = gradients(settings, groups, contexts)
     without, _, _ = gradients(settings, [groups[0], groups[2]], [contexts[0], contexts[2]])
     close(with_them, without)
     counted, _, _ = gradients(config("sdpo", loss={"denominator": "all"}), groups, contexts)

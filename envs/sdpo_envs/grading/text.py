@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Box", "find_boxes", "final_text", "quote"]
+__all__ = ["Box", "Tag", "final_text", "find_boxes", "find_tags", "quote"]
 
 _THINK_OPEN = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _THINK_CLOSE = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
-_BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BOX_OR_BRACE = re.compile(r"\\{1,2}(?:boxed|fbox)\s{0,9}\{|\\.|[{}]", re.DOTALL)
 _SPACE = re.compile(r"\s+")
 
 
@@ -74,6 +74,38 @@ def find_boxes(text: str) -> list[Box]:
         elif token.endswith("{") and token != r"\{":
             opened.append(Box(match.start(), match.end(), -1))
     return found + [box for box in opened if box is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """One `<name>...</name>`.
+
+    Attributes:
+        start, end: of the whole; `end` is the end of the text when the closing tag is missing.
+        content: what is inside, as written.
+        closed: whether there is a closing tag.
+    """
+
+    start: int
+    end: int
+    content: str
+    closed: bool
+
+
+def find_tags(text: str, name: str) -> list[Tag]:
+    """All `<name>` elements in order, in upper or lower case, not nested: of several opening tags before a closing one
+    the last counts. The last element is not closed where the text ends first."""
+    found: list[Tag] = []
+    opened: re.Match[str] | None = None
+    for mark in re.finditer(rf"<(/?){name}>", text, re.IGNORECASE):
+        if not mark.group(1):
+            opened = mark
+        elif opened is not None:
+            found.append(Tag(opened.start(), mark.end(), text[opened.end() : mark.start()], True))
+            opened = None
+    if opened is not None:
+        found.append(Tag(opened.start(), len(text), text[opened.end() :], False))
+    return found
 
 
 def quote(text: str, limit: int = 60) -> str:

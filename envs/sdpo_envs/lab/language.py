@@ -86,6 +86,7 @@ RARE = (8, 9)
 
 SKILLS = 3
 _EASY, _HARD = 24, 8
+_PRIORS = (0.0, 0.2, 0.4)
 _BINDING_SEED = 7
 
 
@@ -96,7 +97,8 @@ class Binding:
     Attributes:
         function: position in FUNCTIONS.
         hard: bound to a rare function, so that the untrained policy almost never answers right.
-        prior: the share of plain pretraining questions with this name that showed its own function.
+        prior: the share of plain pretraining questions with this name that showed its own function; 0 for a hard name,
+            which no function is tied to there.
         skill: 0, 1 or 2: a third of the names, easy and hard ones.
     """
 
@@ -111,7 +113,7 @@ def _bindings() -> dict[str, Binding]:
     shuffled = random.Random(_BINDING_SEED).sample(names, len(names))
     common = len(FUNCTIONS) - len(RARE)
     bound = {
-        name: Binding(function=i % common, hard=False, prior=0.2 * (i // common), skill=i % SKILLS)
+        name: Binding(function=i % common, hard=False, prior=_PRIORS[i // common], skill=i % SKILLS)
         for i, name in enumerate(shuffled[:_EASY])
     }
     for i, name in enumerate(shuffled[_EASY : _EASY + _HARD]):

@@ -68,8 +68,8 @@ rows_and_cuts = st.integers(1, 7).flatmap(
 def test_invariant_8_no_partition_into_micro_batches_changes_loss_or_gradient(
     drawn: tuple[list[int], list[int]], mode: Any, kind: str, seed: int
 ) -> None:
-    """Row i has `lengths[i]` tokens and goes to micro-batch `places[i]`, cut to the longest completion there. Logits come
-    from one shared parameter, whose gradient is accumulated."""
+    """Row i has `lengths[i]` tokens and goes to micro-batch `places[i]`, cut to the longest completion there. Logits
+    come from one shared parameter, whose gradient is accumulated."""
     lengths, places = drawn
     n, width, vocabulary = len(lengths), 4, 5
     mask = (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).double()
@@ -111,7 +111,7 @@ def test_invariant_8_no_partition_into_micro_batches_changes_loss_or_gradient(
     for place in set(places):
         rows = [i for i in range(n) if places[i] == place]
         piece = part(pieces, rows)
-        piece.backward()
+        piece.backward()  # type: ignore[no-untyped-call]
         summed += piece.item()
         counted += aggregation_count(mask[rows], mode, 8).item()
     assert counted == total.item()

@@ -106,15 +106,16 @@ def test_anchored_loss_has_the_gradient_of_equation_17() -> None:
     torch.testing.assert_close(gradient(out.loss, z), expected)
 
 
-@given(st.floats(-5, 5), st.floats(0, 0.99), st.floats(0, 1), st.integers(0, 9999))
+@given(st.floats(-5, 5, allow_subnormal=False), st.floats(0, 0.99), st.floats(0, 1), st.integers(0, 9999))
 @settings(max_examples=100, deadline=None)
 def test_the_teacher_never_turns_the_verifiers_sign_nor_leaves_the_band(
     advantage: float, clip: float, mix: float, seed: int
 ) -> None:
     a = torch.tensor([advantage], dtype=torch.float64)
     got = anchored_advantages(a, logits(1, 6, seed=seed), logits(1, 6, seed=seed + 1), clip=clip, mix=mix)
-    assert (got.sign() == a.sign()[:, None]).all()
-    assert ((got - a[:, None]).abs() <= abs(advantage) * mix * clip + 1e-12).all()
+    factor = (got / a[:, None]).nan_to_num(1.0)
+    assert ((factor - 1).abs() <= mix * clip + 1e-9).all()
+    assert (factor > 0).all()
 
 
 @pytest.mark.parametrize("choice", [{"clip": 1.0}, {"clip": -0.1}, {"mix": 1.1}, {"mix": -0.1}])
@@ -148,8 +149,8 @@ def test_on_policy_mixing_losses_is_mixing_advantages_at_token_level() -> None:
 
 
 def test_on_policy_mixing_losses_is_mixing_advantages_at_logit_level() -> None:
-    """In expectation over the sampled token: sum_v p_v A(v) grad log p_v, A(v) = .9 R(v) + .1 (log T_v - log S_v), with a
-    reward R(v) for each token."""
+    """In expectation over the sampled token: sum_v p_v A(v) grad log p_v, A(v) = .9 R(v) + .1 (log T_v - log S_v), with
+    a reward R(v) for each token."""
     student, teacher = logits(1, 1, 6), logits(1, 1, 6, seed=1)
     rewards, mask, mix = logits(6, seed=2), torch.ones(1, 1), 0.9
 

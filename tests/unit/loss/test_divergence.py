@@ -181,9 +181,12 @@ def test_invariant_5_equal_logits_give_no_gradient_from_the_sampled_token() -> N
 
 def test_the_teacher_gets_no_gradient() -> None:
     student, teacher = logits(1, 2, 5).requires_grad_(), logits(1, 2, 5, seed=1).requires_grad_()
-    distillation_loss(student, teacher, torch.ones(1, 2), top_k=2).loss.backward()
+    distillation_loss(student, teacher, torch.ones(1, 2), top_k=2).loss.backward()  # type: ignore[no-untyped-call]
     assert student.grad is not None
     assert teacher.grad is None
+    for kind in ("forward_kl", "reverse_kl", "js"):
+        token_divergence(student, teacher, kind).sum().backward()  # type: ignore[no-untyped-call]
+        assert teacher.grad is None
 
 
 @given(st.integers(1, 20), st.sampled_from(KINDS), st.floats(0.05, 0.95), st.integers(0, 10_000))
@@ -195,6 +198,15 @@ def test_merging_the_rest_into_a_tail_never_raises_the_divergence(k: int, kind: 
     cut = distillation_loss(student, teacher, mask, divergence=kind, alpha=alpha, top_k=k).per_token
     assert (cut <= full + 1e-6).all()
     assert (cut >= -1e-9).all()
+
+
+def test_js_of_close_distributions_keeps_its_precision_in_float32() -> None:
+    """Values near 1e-9, far below the rounding of the log-probabilities that go in."""
+    student = logits(20, 50).log_softmax(-1).float()
+    teacher = (student + 1e-4 * logits(20, 50, seed=1)).log_softmax(-1).float()
+    exact = token_divergence(student.double(), teacher.double(), "js", 0.3)
+    assert 0 < exact.max() < 1e-8
+    torch.testing.assert_close(token_divergence(student, teacher, "js", 0.3).double(), exact, rtol=1e-3, atol=0)
 
 
 def test_js_is_bounded_by_log_2() -> None:
