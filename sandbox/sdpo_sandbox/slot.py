@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import marshal
 import math
 import os
 import select
@@ -24,6 +24,7 @@ from typing import Any
 
 from sdpo.errors import SandboxError
 from sdpo_sandbox.base import Limits
+from sdpo_sandbox.inside.zygote import ANSWER
 from sdpo_sandbox.levels import Level
 from sdpo_sandbox.observe import Observation, result_cap
 from sdpo_sandbox.server_process import ENVIRONMENT, command, drop_to
@@ -182,7 +183,7 @@ class Slot:
                 return fd
 
             files = [
-                memory_file("job", json.dumps(told).encode()),
+                memory_file("job", marshal.dumps(told, 2)),
                 memory_file("stdin", job["stdin"].encode()),
                 memory_file("stdout"),
                 memory_file("stderr"),
@@ -190,7 +191,7 @@ class Slot:
             ]
             self._control.settimeout(_ANSWER_S)
             try:
-                socket.send_fds(self._control, [json.dumps(request).encode()], files)
+                socket.send_fds(self._control, [marshal.dumps(request, 2)], files)
                 started, descriptors, _, _ = socket.recv_fds(self._control, 1 << 12, 1)
             except OSError as exc:
                 raise Lost(str(exc)) from exc
@@ -198,16 +199,16 @@ class Slot:
                 raise Lost("the fork server ended")
             stack.callback(os.close, descriptors[0])
             begun = time.monotonic()
-            killed, answer = self._watch(descriptors[0], limits, cancel, begun)
+            killed, (status, cpu, peak) = self._watch(descriptors[0], limits, cancel, begun)
             wall = time.monotonic() - begun
-            self._blame_ourselves(answer["status"], killed)
+            self._blame_ourselves(status, killed)
             _, _, out, err, lines = files
             seen = Observation(
-                wait_status=answer["status"],
+                wait_status=status,
                 killed=killed,
-                cpu_s=answer["cpu"],
+                cpu_s=cpu,
                 wall_s=wall,
-                peak_bytes=answer["rss"],
+                peak_bytes=peak,
                 stdout=_read(out, limits.output_bytes),
                 stdout_bytes=os.fstat(out).st_size,
                 stderr=_read_ends(err, limits.stderr_bytes),
@@ -218,7 +219,7 @@ class Slot:
                 raise Lost(f"the process did not start: {seen.stderr[:300].decode('utf-8', 'replace').strip()}")
             return seen
 
-    def _watch(self, pidfd: int, limits: Limits, cancel: int, begun: float) -> tuple[str, dict[str, Any]]:
+    def _watch(self, pidfd: int, limits: Limits, cancel: int, begun: float) -> tuple[str, tuple[int, float, int]]:
         """Wait for the end, and bring it about at the limits: ("cpu" | "wall" | "", the fork server's answer)."""
         assert self._control is not None
         poll = select.poll()
@@ -246,7 +247,7 @@ class Slot:
                 self._answer()
                 raise Cancelled
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> tuple[int, float, int]:
         assert self._control is not None
         try:
             message = self._control.recv(1 << 12)
@@ -254,8 +255,8 @@ class Slot:
             raise Lost(str(exc)) from exc
         if not message:
             raise Lost("the fork server ended")
-        answer: dict[str, Any] = json.loads(message)
-        return answer
+        status, cpu, peak = ANSWER.unpack(message)
+        return status, cpu, peak
 
     def _blame_ourselves(self, status: int, killed: str) -> None:
         """A process that the kernel killed because the *machine* ran out of memory says nothing about the program."""

@@ -184,7 +184,7 @@ def test_names_select_hard_easy_and_disjoint_skills() -> None:
     assert all(task.metadata["hard"] for task in Lab("hard").tasks("test"))
     for skill in skills:
         assert {NAMES[name].hard for name in skill} == {True, False}
-        assert {NAMES[name].prior for name in skill if not NAMES[name].hard} == {0.0, 0.2, 0.4}
+        assert {NAMES[name].prior for name in skill if not NAMES[name].hard} == {0.1, 0.2, 0.4}
 
 
 def test_hard_names_are_those_of_rare_functions() -> None:

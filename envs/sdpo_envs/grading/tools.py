@@ -79,14 +79,8 @@ def tools_from_schemas(schemas: Sequence[Mapping[str, Any]]) -> list[Tool]:
         schema = outer.get("function", outer)
         body = schema.get("parameters") or {}
         required = set(body.get("required") or ())
-        parameters = {
-            name: Parameter(
-                type=_TYPES.get(str(value.get("type", "")).lower(), ""),
-                allowed=tuple(value.get("enum") or ()),
-                required=name in required,
-            )
-            for name, value in (body.get("properties") or {}).items()
-        }
+        properties = body.get("properties") or {}
+        parameters = {name: _parameter(value, name in required) for name, value in properties.items()}
         tools.append(Tool(str(schema["name"]), parameters))
     return tools
 
@@ -140,6 +134,14 @@ def type_name(value: Any) -> str:
         return "number"
     names: dict[type, str] = {str: "string", list: "array", dict: "object"}
     return names.get(type(value), type(value).__name__)
+
+
+def _parameter(schema: Mapping[str, Any], required: bool) -> Parameter:
+    kind = _TYPES.get(str(schema.get("type", "")).lower(), "")
+    allowed = tuple(schema.get("enum") or ())
+    if any(_misfit(value, Parameter(kind)) for value in allowed):
+        kind = ""  # the schema contradicts itself, for example a "string" that may be True
+    return Parameter(kind, allowed, required)
 
 
 def _described(text: str) -> Mapping[str, Parameter] | None:

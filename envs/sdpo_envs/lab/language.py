@@ -86,7 +86,7 @@ RARE = (8, 9)
 
 SKILLS = 3
 _EASY, _HARD = 24, 8
-_PRIORS = (0.0, 0.2, 0.4)
+_PRIORS = (0.1, 0.2, 0.4)
 _BINDING_SEED = 7
 
 
@@ -122,7 +122,7 @@ def _bindings() -> dict[str, Binding]:
 
 
 NAMES = _bindings()
-"""32 names: 24 easy ones (each common function three times, with prior 0, 0.2 and 0.4) and 8 hard ones."""
+"""32 names: 24 easy ones (each common function three times, with prior 0.1, 0.2 and 0.4) and 8 hard ones."""
 
 WORDS = (PAD, EOS, UNK, *DIGITS, *POSITIONS, NOTHING, ANSWER, SOLUTION, ATTEMPT, ERROR, *NAMES)
 """The vocabulary, in the order of token ids. Only the first three are special tokens."""

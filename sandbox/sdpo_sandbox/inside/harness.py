@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from sdpo_sandbox.inside.values import MAX_INT_DIGITS, encode
 
-__all__ = ["RESULT_FD", "Ready", "prepare", "run"]
+__all__ = ["RESULT_FD", "Ready", "open_streams", "prepare", "run"]
 
 RESULT_FD = 3
 FILE = "main.py"
@@ -67,10 +67,7 @@ def run(job: dict[str, Any], ready: Ready | None = None) -> NoReturn:
 def _run(job: dict[str, Any], ready: Ready) -> int:
     say = _speaker(job["nonce"])
     say("ready")
-    _streams()
     function = job["fn"] is not None
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(MAX_INT_DIGITS)
     try:
         program = compile(job["code"], FILE, "exec", dont_inherit=True)
     except BaseException as exc:
@@ -81,7 +78,7 @@ def _run(job: dict[str, Any], ready: Ready) -> int:
     sys.modules[module.__name__] = module
     space = module.__dict__
     space.update(__builtins__=builtins, __file__=FILE)
-    sys.argv = [FILE]
+    sys.argv[:] = [FILE]
     lines = job["code"].splitlines(True)
     linecache.cache[FILE] = (len(job["code"]), None, lines, FILE)
     given: dict[str, Any] = {}
@@ -90,9 +87,6 @@ def _run(job: dict[str, Any], ready: Ready) -> int:
             given, limit = ready.get(job["prelude"]) or prepare(job["prelude"])
             sys.setrecursionlimit(limit)
             space.update(given)
-            for name in ("stdin", "stdout", "stderr", "argv"):  # `from sys import *` took those of the fork server
-                if name in given:
-                    space[name] = getattr(sys, name)
         exec(program, space)
         if function:
             text = encode(_call(job, space, given))
@@ -126,8 +120,13 @@ def _speaker(nonce: str) -> Callable[[str], None]:
     return say
 
 
-def _streams() -> None:
-    """Text streams on descriptors 0 to 2, as a new interpreter makes them for files."""
+def open_streams() -> None:
+    """Before a run, in its process or in the one it is forked from: the digits that an integer may have as text, `exit`, and
+    text streams on descriptors 0 to 2, as a new interpreter makes them for files. May be done before the fork and before
+    other files lie on the descriptors, if those there now are seekable as well."""
+
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(MAX_INT_DIGITS)
 
     def stream(fd: int, mode: str, errors: str) -> Any:
         raw = io.FileIO(fd, mode, closefd=False)

@@ -3,33 +3,46 @@
 It is started with an empty environment and without site-packages, loads what programs commonly import, gives up its
 powers, and then answers requests on a SOCK_SEQPACKET pair:
 
+    server -> parent   "ready", once
     parent -> server   {"cpu", "memory", "fsize", "cwd"} with five descriptors: job, stdin, stdout, stderr, result
-    server -> parent   {"pid"} with a pidfd
-    server -> parent   {"status", "cpu", "rss"} after the process has ended
+    server -> parent   "started" with a pidfd
+    server -> parent   `ANSWER`: wait status, CPU seconds, peak bytes, after the process has ended
+
+The parent's messages are marshalled, which is the cheapest to read; nothing else than the parent can send them.
 
 The server never sees an expected output. It ends when its parent does.
 """
 
 from __future__ import annotations
 
+import _thread
 import gc
-import json
+import marshal
 import os
 import resource
 import select
 import signal
 import socket
+import struct
 import sys
 from typing import Any, NoReturn
 
 from sdpo_sandbox.inside import harness, kernel, landlock, seccomp
 
-__all__ = ["main"]
+__all__ = ["ANSWER", "main"]
 
+ANSWER = struct.Struct("=idq")
+_RIGHTS = struct.Struct("5i")
 _MAX_MESSAGE = 1 << 16
 _KEPT_FDS = 4  # of the child: stdin, stdout, stderr, result
 _MAX_PROCESSES = 256  # of a user who may fork
-_MAIN_STACK, _THREAD_STACK = 256 << 20, 8 << 20
+_THREAD_STACK = 8 << 20
+_LIMITS = {
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_NOFILE: 64,
+    resource.RLIMIT_MEMLOCK: 0,
+    resource.RLIMIT_STACK: 256 << 20,
+}
 
 
 def main(options: dict[str, Any]) -> NoReturn:
@@ -47,6 +60,7 @@ def main(options: dict[str, Any]) -> NoReturn:
     for name in options["imports"]:
         __import__(name)
     del sys.path[len(sys.path) - len(options["site"]) :]
+    harness.open_streams()
     ready = {text: harness.prepare(text) for text in options["preludes"]}
     memory = _address_space()
     rules = _rules(options, before)
@@ -56,9 +70,8 @@ def main(options: dict[str, Any]) -> NoReturn:
         landlock.restrict(rules)
     if os.geteuid() == 0:
         kernel.drop_capabilities()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    import _thread
-
+    for limit, most in _LIMITS.items():
+        _lower(limit, most)
     _thread.stack_size(_THREAD_STACK)
     filter_ = seccomp.build(may_open=options["landlock"]) if options["seccomp"] else None
     for name in [n for n in sys.modules if n.startswith("sdpo_sandbox")]:
@@ -66,28 +79,27 @@ def main(options: dict[str, Any]) -> NoReturn:
     gc.collect()
     gc.disable()
     gc.freeze()
-    control.send(json.dumps({"memory": memory}).encode())
+    control.send(b"ready")
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 8)
+        message, rights, _, _ = control.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(_RIGHTS.size))
         if not message:
             os._exit(0)
-        pid = os.fork()
+        descriptors = _RIGHTS.unpack(rights[0][2])
+        pid = kernel.fork()
         if pid == 0:
-            request = json.loads(message)
+            request = marshal.loads(message)
             request["memory"] += memory
-            request["forks"] = options["own_pids"]
             _child(request, descriptors, filter_, ready)
         pidfd = os.pidfd_open(pid)
         for fd in descriptors:
             os.close(fd)
-        socket.send_fds(control, [b'{"pid": %d}' % pid], [pidfd])
+        control.sendmsg([b"started"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", pidfd))])
         _wait(control, pidfd, pid, parent)
         os.close(pidfd)
         _, status, usage = os.wait4(pid, 0)
         if options["own_pids"]:
             _kill_all()
-        answer = {"status": status, "cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss << 10}
-        control.send(json.dumps(answer).encode())
+        control.send(ANSWER.pack(status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10))
 
 
 def _rules(options: dict[str, Any], before: set[str]) -> list[tuple[str, int]]:
@@ -144,20 +156,26 @@ def _wait(control: socket.socket, pidfd: int, pid: int, parent: int) -> None:
 
 
 def _child(
-    request: dict[str, Any], descriptors: list[int], filter_: seccomp.Filter | None, ready: harness.Ready
+    request: dict[str, Any], descriptors: Sequence[int], filter_: seccomp.Filter | None, ready: harness.Ready
 ) -> NoReturn:
     """From fork to the program: only what was asked for stays reachable."""
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.setsid()
-        with os.fdopen(os.dup(descriptors[0]), "rb") as file:
-            job = json.loads(file.read())
+        if filter_ is None:
+            os.setsid()  # with a filter it can signal nobody else
+        job = marshal.loads(os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0))
         for target, fd in enumerate(descriptors[1:]):
             os.dup2(fd, target)
         os.closerange(_KEPT_FDS, 256)
         if request["cwd"]:
             os.chdir(request["cwd"])
-        _limits(request)
+        _lower(resource.RLIMIT_AS, request["memory"])
+        _lower(resource.RLIMIT_CPU, request["cpu"])
+        _lower(resource.RLIMIT_FSIZE, request["fsize"])
+        if filter_ is None:
+            # Counts all processes and threads of the user, so that a busy user's programs could start no thread; needed
+            # only where they can fork. With a filter the address space bounds the threads.
+            _lower(resource.RLIMIT_NPROC, _MAX_PROCESSES)
         if filter_ is not None:
             filter_.load(os.getpid())
         gc.enable()
@@ -167,21 +185,9 @@ def _child(
     harness.run(job, ready)
 
 
-def _limits(request: dict[str, Any]) -> None:
-    """Hard limits. RLIMIT_NPROC counts all processes and threads of the user, so that a busy user's programs could start
-    no thread; it is set only where programs can fork. Elsewhere the address space bounds the threads."""
-    wanted = {
-        resource.RLIMIT_AS: request["memory"],
-        resource.RLIMIT_CPU: request["cpu"],
-        resource.RLIMIT_FSIZE: request["fsize"],
-        resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_STACK: _MAIN_STACK,
-    }
-    if request["forks"]:
-        wanted[resource.RLIMIT_NPROC] = _MAX_PROCESSES
-    for limit, most in wanted.items():
-        _, hard = resource.getrlimit(limit)
-        if hard != resource.RLIM_INFINITY:
-            most = min(most, hard)
-        resource.setrlimit(limit, (most, most))
+def _lower(limit: int, most: int) -> None:
+    """Set a hard limit, unless there is a lower one."""
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(limit, (most, most))
