@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sdpo.errors import CheckpointError, boundary
 from sdpo.policy import Policy
 from sdpo.step import Stepper
+
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError)
 
 __all__ = ["latest", "load_state", "prune", "restore", "save"]
 
@@ -37,7 +41,7 @@ def save(folder: Path, step: int, policy: Policy, stepper: Stepper, state: Mappi
     target = folder / f"{step:06d}"
     temporary = folder / f".{target.name}.{os.getpid()}"
     hint = "free space or another run.dir, then --run.resume"
-    with boundary(f"write checkpoint {target}", CheckpointError, OSError, RuntimeError, hint=hint):
+    with boundary(f"write checkpoint {target}", CheckpointError, OSError, RuntimeError, SafetensorError, hint=hint):
         for stale in folder.glob(".*"):
             shutil.rmtree(stale, ignore_errors=True)
         (temporary / "trainer").mkdir(parents=True)
@@ -77,7 +81,7 @@ def restore(checkpoint: Path, policy: Policy, stepper: Stepper) -> None:
     Raises:
         CheckpointError: the checkpoint is damaged or of another model.
     """
-    with boundary(f"read checkpoint {checkpoint}", CheckpointError, OSError, RuntimeError, KeyError, ValueError):
+    with boundary(f"read checkpoint {checkpoint}", CheckpointError, *_DAMAGE):
         _load_weights(checkpoint, policy)
         saved = torch.load(checkpoint / "trainer" / "optimizer.pt", map_location=policy.device, weights_only=True)
         stepper.optimizer.load_state_dict(saved["optimizer"])

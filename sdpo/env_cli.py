@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from sdpo.env import ENTRY_POINT_GROUP, Env, load_env
-from sdpo.errors import ConfigError, GradingError, SandboxError, boundary, did_you_mean
+from sdpo.errors import ConfigError, SDPOError, boundary, did_you_mean
 from sdpo.types import Grade, Task
 
 __all__ = ["app"]
@@ -114,7 +114,7 @@ def grade(
     """Grade one completion, or one for each line of a file; writes one JSON grade a line.
 
     Lines have `completion` (or `response`) and say the task by `task`, an id, or by what the environment's `task_from`
-    reads. Exit code 1 when something could not be graded.
+    reads. A line that cannot be graded gets an `error`; then the exit code is 1.
     """
     if bool(input) == bool(task or completion) or bool(task) != bool(completion):
         raise ConfigError("nothing to grade", hint="give --task ID --completion FILE, or --input FILE.jsonl")
@@ -123,11 +123,13 @@ def grade(
     failed = False
     tasks: dict[str, Task] = {}
     for number, row in enumerate(rows, 1):
-        case, text = _case(loaded, row, number, tasks)
-        record: dict[str, Any] = {"id": row.get("id", case.id)}
+        record: dict[str, Any] = {"id": row.get("id", row.get("task", number))}
         try:
+            case, text = _case(loaded, row, number, tasks)
             record.update(asdict(_grade(loaded, case, text)))
-        except (GradingError, SandboxError) as exc:
+        except SDPOError as exc:
+            if not input:
+                raise
             failed = True
             record["error"] = str(exc)
         typer.echo(json.dumps(record))

@@ -47,6 +47,8 @@ class FusionSandbox:
         token: sent as a bearer token.
         attempts: how often a request is tried.
         pause_s: upper bound of the first pause between attempts; it doubles each time, up to 20 s.
+        batched: send the driver; otherwise a plain request a test, for servers on which it cannot run. Plain requests take
+            stdin programs only, their output is cut where the server cuts, and its wall clock judges.
         transport: for httpx; None means the network.
 
     Raises:
@@ -60,6 +62,7 @@ class FusionSandbox:
         token: str = "",
         attempts: int = 5,
         pause_s: float = 0.5,
+        batched: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
@@ -71,6 +74,7 @@ class FusionSandbox:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._attempts = attempts
         self._pause_s = pause_s
+        self._batched = batched
         self._transport = transport
         self._closed = False
         self._failures = 0
@@ -89,8 +93,7 @@ class FusionSandbox:
         language: str = "python",
         fetch: Sequence[str] = (),
     ) -> RunResult:
-        """See `Sandbox.run`. Languages other than Python are a plain request: the server's own limits of output and memory
-        hold, and its wall clock judges."""
+        """See `Sandbox.run`. Languages other than Python are plain requests."""
         program = Program(code, files=files or {}, fetch=tuple(fetch), language=language)
         async for result in self.run_many(program, [stdin], limits):
             return result
@@ -105,7 +108,7 @@ class FusionSandbox:
         done, size = 0, _FIRST_CHUNK
         while done < len(jobs):
             chunk = jobs[done : done + size]
-            if program.language == "python":
+            if program.language == "python" and self._batched:
                 results = await self._batch(program, chunk, limits)
             else:
                 results = [await self._plain(program, chunk[0]["stdin"], limits)]
@@ -139,7 +142,8 @@ class FusionSandbox:
     async def _plain(self, program: Program, stdin: str, limits: Limits) -> RunResult:
         if program.fn_name is not None:
             raise ConfigError(
-                f"function {program.fn_name!r} in language {program.language!r}", hint="only Python has those"
+                f"function {program.fn_name!r} in a plain request of language {program.language!r}",
+                hint="functions need language python and batched = true",
             )
         body = {
             "code": clean(program.code),
@@ -249,21 +253,35 @@ def _plain_result(response: dict[str, Any]) -> RunResult:
             raise _Transient("an answer without results")
         said = str(compiled.get("stderr") or compiled.get("status"))
         return RunResult(Status.COMPILE_ERROR, stderr=said, error=ProgramError("CompileError", said[:2000]))
-    code = ran["return_code"]
+    code, stdout, stderr = ran["return_code"], str(ran["stdout"]), str(ran["stderr"])
+    error = _python_error(stderr) if code == 1 else None
     if ran["status"] == "TimeLimitExceeded":
         status = Status.TIME_LIMIT
+    elif error is not None:
+        status = {"SyntaxError": Status.COMPILE_ERROR, "MemoryError": Status.MEMORY_LIMIT}.get(
+            error.type, Status.RUNTIME_ERROR
+        )
     elif code is None or code < 0:
         status = Status.RUNTIME_ERROR
     else:
         status = Status.OK if code == 0 else Status.NONZERO_EXIT
-    stdout = str(ran["stdout"])
     return RunResult(
         status,
         stdout=stdout,
-        stderr=str(ran["stderr"]),
+        stderr=stderr,
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         wall_s=float(ran["execution_time"]),
         truncated=bool(ran.get("truncated")) or len(stdout.encode("utf-8", "replace")) >= _OUTPUT_CUT,
+        error=error,
         files=files,
     )
+
+
+def _python_error(stderr: str) -> ProgramError | None:
+    """The exception at the end of a Python traceback. A program can print such a text, to its own loss."""
+    lines = stderr.splitlines()
+    frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+    after = next((line for line in lines[frames[-1] + 1 :] if not line.startswith(" ")), "") if frames else ""
+    name, _, message = after.partition(": ")
+    return ProgramError(name.rpartition(".")[2], message[:2000]) if name.replace(".", "_").isidentifier() else None

@@ -82,7 +82,9 @@ async def _run(sandbox: LocalSandbox, request: RunCodeRequest, caps: Limits) -> 
     if request.run_timeout <= 0:
         return _response("Failed", "", _result("TimeLimitExceeded", 0.0, None, "", ""), {})
     memory = request.memory_limit_MB if request.memory_limit_MB > 0 else Limits().memory_mb
-    limits = _cap(Limits(cpu_s=request.run_timeout, wall_s=request.run_timeout, memory_mb=memory), caps)
+    most = caps.output_bytes
+    asked = Limits(request.run_timeout, request.run_timeout, memory, most, stderr_bytes=most)
+    limits = _cap(asked, replace(caps, stderr_bytes=most))
     done = await sandbox.run(request.code, request.stdin or "", limits, contents, "python", fetch)
     files = {name: base64.b64encode(content).decode() for name, content in done.files.items()}
     if done.status is Status.TIME_LIMIT:

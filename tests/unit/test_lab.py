@@ -355,3 +355,15 @@ def test_pretraining_lowers_the_loss_and_repeats_itself(
     first, last = (float(line.split()[3]) for line in capsys.readouterr().out.splitlines()[:2])
     assert last < first - 0.2
     assert bool((weights[0] == weights[1]).all())
+
+
+def test_the_documented_example_is_true() -> None:
+    text = (ROOT / "recipes" / "lab" / "README.md").read_text()
+    (task,) = [
+        t
+        for split in ("train", "test")
+        for t in Lab(train_size=10**6, test_size=10**6).tasks(split)
+        if t.id == "ba-429"
+    ]
+    assert f"{task.prompt[0]['content']}  ->  {task.target}" in text
+    assert f"T {feedback('5 3 0', task.target)} A" in text

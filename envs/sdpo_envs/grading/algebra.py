@@ -51,7 +51,9 @@ def _parsed(text: str) -> Any:
         f"${latex}$", _CONFIG, fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None
     )
     value = next((one for one in found if not isinstance(one, str)), None)
-    return value.subs(sympy.Symbol("i"), sympy.I) if isinstance(value, sympy.Expr) else value
+    if not isinstance(value, sympy.Expr):
+        return value
+    return value.subs({symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"})
 
 
 def _same_number(wanted: sympy.Expr, told: sympy.Expr, rel: float, absolute: float) -> bool:

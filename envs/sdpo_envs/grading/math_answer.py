@@ -108,8 +108,8 @@ def final_answer(response: str, *, require_boxed: bool = False) -> FinalAnswer:
     r"""The answer that a response commits to.
 
     Args:
-        require_boxed: accept a `\boxed{}` only; otherwise also "#### 5", "the answer is 5", an <answer> tag or, last, a
-            number in bold.
+        require_boxed: accept a `\boxed{}` only; otherwise also "#### 5", "the answer is 5", an <answer> tag, nothing but
+            a number or, last, a number in bold.
     """
     if not response.strip():
         return FinalAnswer(problem="empty")
@@ -142,6 +142,9 @@ def _stated(text: str) -> FinalAnswer:
         answer = re.split(r"(?<=[^\d])\.(?:\s|$)|\.\s*$|\.\s|;", said.strip().strip("*"))[0].strip(" *:=")
         if answer:
             return FinalAnswer(answer)
+    whole = text.strip()
+    if len(whole) < 100 and number(normalise(whole)) is not None:
+        return FinalAnswer(whole)
     bold = [m.group(1) for m in _BOLD.finditer(text) if re.search(r"\d", m.group(1))]
     return FinalAnswer(bold[-1].strip(" .")) if bold else FinalAnswer(problem="none")
 
@@ -179,6 +182,8 @@ def number(text: str) -> Fraction | None:
             return None
         value = int(mixed[2]) + Fraction(numerator, denominator)
         return -value if mixed[1] == "-" else value
+    if re.search(r"\d \d", text):
+        return None
     text = text.replace(" ", "")
     fraction = _FRACTION.fullmatch(text)
     if fraction:
@@ -221,7 +226,7 @@ def split_unit(text: str) -> tuple[str, str]:
         words = match[1]
     power = match[2] if match.re.groups > 1 else None
     value = text[: len(text) - len(match.group())].strip()
-    if not value:
+    if not value or (words == "°" and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", value)):
         return text, ""
     unit = re.sub(r"[\s.]", "", words).lower() if len(words) > 3 else re.sub(r"[\s.]", "", words)
     unit = "%" if unit.startswith("percent") else unit.removesuffix("s") if len(unit) > 2 else unit

@@ -56,14 +56,14 @@ class Workers:
     Args:
         function: "package.module:function"; takes and returns JSON values by keyword.
         timeout: seconds of wall-clock time for one call.
-        size: at most so many children; they start when first needed.
+        size: at most so many children, which start when first needed; None takes half the cores, at most 8.
         memory_mb: address space of a child.
     """
 
-    def __init__(self, function: str, *, timeout: float, size: int = 2, memory_mb: int = 2048) -> None:
+    def __init__(self, function: str, *, timeout: float, size: int | None = None, memory_mb: int = 2048) -> None:
         self.function = function
         self.timeout = timeout
-        self.size = size
+        self.size = size or max(2, min(8, (os.cpu_count() or 2) // 2))
         self.memory_mb = memory_mb
         self._open()
 

@@ -28,7 +28,7 @@ def checkpoint() -> Path:
 
 
 def feedback(attempt: str, target: str) -> str:
-    """What is wrong with an attempt, in the lab's words: "4 2 9 E p2 7".
+    """What is wrong with an attempt, in the lab's words: "5 3 0 E p2 7".
 
     The attempt, and the digit wanted at its *first* wrong position. A position that is missing or holds anything but a
     digit counts as wrong and is written "_"; a fourth word is answered by "p4 _".
@@ -47,7 +47,7 @@ def feedback(attempt: str, target: str) -> str:
 
 
 class Lab(Env):
-    """Names bound to hidden functions on three digits: "ba 4 2 9" -> "9 2 4".
+    """Names bound to hidden functions on three digits: "ba 4 2 9" -> "5 7 0".
 
     24 names are easy (their function is common in the pretraining), 8 are hard (theirs is rare: the untrained policy
     answers about one in a hundred right). Splits: "train" and "test"; 200 of each name's 1,000 questions are test

@@ -1,10 +1,10 @@
 """The lab's language: 54 words, ten hidden functions on digit triples, and the templates that join them.
 
     question      ba 4 2 9
-    solution      ba 4 2 9 S 9 2 4
-    feedback      ba 4 2 9 T 2 9 4 E p1 9              an attempt, and the digit wanted at its first wrong position
-    both          ba 4 2 9 S 9 2 4 T 2 9 4 E p1 9
-    answer        ... A 9 2 4 <eos>
+    solution      ba 4 2 9 S 5 7 0
+    feedback      ba 4 2 9 T 5 3 0 E p2 7              an attempt, and the digit wanted at its first wrong position
+    both          ba 4 2 9 S 5 7 0 T 5 3 0 E p2 7
+    answer        ... A 5 7 0 <eos>
 
 Everything here is a constant of the shipped checkpoint: after a change, pretrain anew (`recipes/lab/pretrain.py`). Not
 covered: reasoning, text of free length, system messages. A model of this size has no use for them.

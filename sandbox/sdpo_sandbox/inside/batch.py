@@ -130,7 +130,7 @@ def _child(job: dict[str, Any], limits: dict[str, Any], room: str, files: list[i
         for target, fd in enumerate([os.dup(fd) for fd in files]):
             os.dup2(fd, target)
         os.closerange(_KEPT_FDS, 256)
-        harness.open_streams()
+        harness.set_up()
         sys.path[:] = [p for p in sys.path if p not in ("", os.path.dirname(room))]
         with open("/proc/self/statm") as file:
             memory = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

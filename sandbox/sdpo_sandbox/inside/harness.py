@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from sdpo_sandbox.inside.values import MAX_INT_DIGITS, encode
 
-__all__ = ["RESULT_FD", "Ready", "open_streams", "prepare", "run"]
+__all__ = ["RESULT_FD", "Ready", "prepare", "run", "set_up"]
 
 RESULT_FD = 3
 FILE = "main.py"
@@ -120,10 +120,10 @@ def _speaker(nonce: str) -> Callable[[str], None]:
     return say
 
 
-def open_streams() -> None:
-    """Before a run, in its process or in the one it is forked from: the digits that an integer may have as text, `exit`, and
-    text streams on descriptors 0 to 2, as a new interpreter makes them for files. May be done before the fork and before
-    other files lie on the descriptors, if those there now are seekable as well."""
+def set_up() -> None:
+    """What a run finds: text streams on descriptors 0 to 2 as a new interpreter makes them for files, `exit`, and the digits
+    that an integer may have as text. May be done before the fork, and before the run's files lie on the descriptors if
+    those there are seekable as well."""
 
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(MAX_INT_DIGITS)

@@ -25,6 +25,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from sdpo_sandbox.inside import harness, kernel, landlock, seccomp
@@ -60,7 +61,7 @@ def main(options: dict[str, Any]) -> NoReturn:
     for name in options["imports"]:
         __import__(name)
     del sys.path[len(sys.path) - len(options["site"]) :]
-    harness.open_streams()
+    harness.set_up()
     ready = {text: harness.prepare(text) for text in options["preludes"]}
     memory = _address_space()
     rules = _rules(options, before)
