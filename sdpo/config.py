@@ -452,9 +452,8 @@ def _contradictions(config: Config) -> Iterator[str]:
             )
     if algorithm.needs_advantages and train.rollouts_per_prompt == 1 and config.policy.baseline != "none":
         yield f'train.rollouts_per_prompt = 1 gives every advantage 0 under policy.baseline = "{config.policy.baseline}"'
-    if algorithm.needs_advantages and config.policy.importance == "sequence":
-        if config.policy.aggregation != "sequence_mean":
-            yield 'policy.importance = "sequence" needs policy.aggregation = "sequence_mean" (GSPO)'
+    if config.policy.importance == "sequence" and config.policy.aggregation != "sequence_mean":
+        yield 'policy.importance = "sequence" needs policy.aggregation = "sequence_mean" (GSPO)'
     if train.mini_batch_prompts is not None and train.prompts_per_step % train.mini_batch_prompts:
         yield (
             f"train.prompts_per_step = {train.prompts_per_step} is no multiple of "

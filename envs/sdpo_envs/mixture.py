@@ -9,7 +9,8 @@
     [env.args.parts.puzzles]
     env = "rg:chain_sum"
 
-Task ids get the part's name in front, metrics too ("math/correct"), so that logs and evaluations can be read by part. Not covered: `grade_group` of the parts.
+Task ids get the part's name in front, metrics too ("math/correct"), so that logs and evaluations can be read by part. Not
+covered: `grade_group` of the parts.
 """
 
 from __future__ import annotations

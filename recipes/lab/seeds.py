@@ -1,6 +1,6 @@
 """SDPO and GRPO on the lab over five seeds: the table and the picture of docs/results/lab.md.
 
-    python recipes/lab/seeds.py [--train.steps 200 ...]     writes runs/lab-seeds/ and docs/results/lab.png
+python recipes/lab/seeds.py [--train.steps 200 ...]     writes runs/lab-seeds/ and docs/results/lab.png
 """
 
 from __future__ import annotations

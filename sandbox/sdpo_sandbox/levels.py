@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from enum import Enum
 
 from sdpo.errors import SandboxError
@@ -55,17 +56,17 @@ def _bwrap_works() -> bool:
     return done.returncode == 0
 
 
-def choose(require: str, unsafe: bool) -> Level:
+def choose(require: str, unsafe: bool, offers: Mapping[Level, str]) -> Level:
     """The best level of this machine.
 
     Args:
         require: "full" accepts `Level.FULL` only, "best_effort" any that isolates.
         unsafe: accept `Level.NONE` where nothing else is to be had.
+        offers: see `available`.
 
     Raises:
         SandboxError: nothing acceptable here.
     """
-    offers = available()
     wanted = [Level.FULL] if require == "full" else [Level.FULL, Level.NO_OPEN, Level.BWRAP]
     for level in wanted:
         if offers[level]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from sdpo.errors import ConfigError, SandboxError
 from sdpo_sandbox.base import DEFAULT_LIMITS, Limits, Program, RunResult, Test
-from sdpo_sandbox.levels import Level, choose
+from sdpo_sandbox.levels import Level, available, choose
 from sdpo_sandbox.observe import Observation, conclude, make_job
 from sdpo_sandbox.prelude import COMMON_MODULES, COMPETITION_MODULES, COMPETITION_PRELUDE, MORE_MODULES
 from sdpo_sandbox.slot import Lost, Slot
@@ -70,7 +70,7 @@ class LocalSandbox:
             raise SandboxError(
                 "isolation level 'none' without unsafe = true", hint="leave out level, or set unsafe = true"
             )
-        self.level = choose(require, unsafe) if level is None else level
+        self.level = choose(require, unsafe, available()) if level is None else level
         if self.level is not Level.FULL:
             log.warning("sandbox: isolation level is %r, not %r", str(self.level), str(Level.FULL))
         modules = COMPETITION_MODULES + COMMON_MODULES + (MORE_MODULES if self.level is Level.NO_OPEN else ())
@@ -146,19 +146,19 @@ class LocalSandbox:
         if self._closing.is_set() or os.getpid() != self._pid:
             raise SandboxError("the sandbox is closed, or was opened by another process", hint="open one here")
         cancel = os.eventfd(0)
+        future = self._threads.submit(self._work, job, limits, files, fetch, cancel)
+        future.add_done_callback(lambda _: os.close(cancel))
+        waiter = asyncio.wrap_future(future)
         try:
-            future = self._threads.submit(self._work, job, limits, files, fetch, cancel)
-            waiter = asyncio.wrap_future(future)
-            try:
-                return await asyncio.shield(waiter)
-            except asyncio.CancelledError:
-                if not future.cancel():
-                    os.eventfd_write(cancel, 1)
-                    with contextlib.suppress(BaseException):
-                        await asyncio.shield(waiter)
-                raise
-        finally:
-            os.close(cancel)
+            return await asyncio.shield(waiter)
+        except asyncio.CancelledError:
+            if self._closing.is_set() and waiter.cancelled():
+                raise SandboxError("the sandbox was closed before the run began") from None
+            if not future.cancel():
+                os.eventfd_write(cancel, 1)
+                with contextlib.suppress(Exception):
+                    await asyncio.shield(waiter)
+            raise
 
     def _work(
         self, job: Mapping[str, Any], limits: Limits, files: Mapping[str, bytes], fetch: Sequence[str], cancel: int

@@ -43,8 +43,12 @@ def one_line(run: subprocess.CompletedProcess[str], code: int = 2) -> str:
 
 
 def test_help_is_quick_and_loads_no_torch() -> None:
-    script = "import sys; sys.argv = ['sdpo', '--help']\nfrom sdpo.cli import main\ntry: main()\nexcept SystemExit: pass\n"
-    script += "heavy = {'torch', 'transformers', 'numpy', 'datasets', 'scipy'} & set(sys.modules)\nassert not heavy, heavy"
+    script = (
+        "import sys; sys.argv = ['sdpo', '--help']\nfrom sdpo.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    )
+    script += (
+        "heavy = {'torch', 'transformers', 'numpy', 'datasets', 'scipy'} & set(sys.modules)\nassert not heavy, heavy"
+    )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -132,7 +136,9 @@ def test_an_unwritable_folder(tmp_path: Path) -> None:
     locked.mkdir(mode=0o755)
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
-    code = "import os, sys; os.seteuid(65534); from sdpo.cli import main; sys.argv = sys.argv[:1] + sys.argv[1:]; main()"
+    code = (
+        "import os, sys; os.seteuid(65534); from sdpo.cli import main; sys.argv = sys.argv[:1] + sys.argv[1:]; main()"
+    )
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, "train", LAB, "--run.dir", str(locked / "run")],
         cwd=ROOT,

@@ -78,6 +78,19 @@ def test_a_lora_checkpoint_is_exported_as_a_plain_model(model_dir: str, make_con
     assert not torch.allclose(base(input_ids=ids).logits, expected, atol=1e-3)
 
 
+def test_a_lora_checkpoint_can_be_evaluated_as_it_is(model_dir: str, make_config: Any, tmp_path: Path) -> None:
+    policy, stepper = parts(model_dir, make_config(optim={"lr": 0.03, "warmup_steps": 0}), rank=4)
+    for _ in range(3):
+        move(policy, stepper)
+    path = checkpoint.save(tmp_path, 1, policy, stepper, {})
+    ids = torch.arange(12)[None]
+    policy.model.eval()
+    loaded = load_policy(ModelConfig(path=str(path)))
+    loaded.model.eval()
+    expected = policy.model(input_ids=ids).logits
+    torch.testing.assert_close(loaded.model(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_half_written_checkpoints_are_not_seen_and_cleared(model_dir: str, make_config: Any, tmp_path: Path) -> None:
     policy, stepper = parts(model_dir, make_config())
     torn = tmp_path / ".000009.4711"
@@ -106,9 +119,7 @@ def test_a_damaged_checkpoint_is_refused(model_dir: str, make_config: Any, tmp_p
         checkpoint.restore(path, policy, stepper)
 
 
-def test_a_checkpoint_of_another_teacher_or_model_is_refused(
-    model_dir: str, make_config: Any, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_teacher_or_model_is_refused(model_dir: str, make_config: Any, tmp_path: Path) -> None:
     policy, stepper = parts(model_dir, make_config())
     path = checkpoint.save(tmp_path, 1, policy, stepper, {})
     other, live = parts(model_dir, make_config(teacher={"kind": "live"}))
