@@ -289,7 +289,8 @@ def _discreet(task: Task) -> str:
     reason: str = task.metadata["reason"]
     for letter in task.metadata["accepted"]:
         text = task.metadata["options"][LETTERS.index(letter)]
-        if _same(text) in _same(reason) or re.search(rf"(?<![\w]){letter}(?![\w])(?!\s[a-z])", reason):
+        article = r"(?!\s[a-z])" if letter in "AI" else ""
+        if _same(text) in _same(reason) or re.search(rf"(?<!\w){letter}(?!\w){article}", reason):
             return ""
     return reason
 

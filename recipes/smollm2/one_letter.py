@@ -2,8 +2,8 @@
 
 SmolLM2-135M is at chance on these questions, but it also does not do as told: asked for one letter it writes "A: 9 kg" or
 a sentence. What is graded, and what the feedback is about, is that form. Whether the letter is the right one is a metric.
-The feedback shows the form with the letter that the attempt named. Its two words were chosen by measuring: shown them, the
-model gives a single letter in 26 % of the cases against 3 % without; longer explanations brought 7 to 17 %.
+The feedback shows the form, with the letter that the attempt named, twice. These words were chosen by measuring: shown
+them, the model gives a single letter in 55 % of the cases against 3 % without; once brought 29 %, an explanation 7 to 17 %.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ class OneLetter(Science):
         meant = next((c for c in reply if c in letters), "A")
         return Grade(
             reward=float(formed),
-            feedback="" if formed else f"Answer: {meant}",
+            feedback="" if formed else f"Answer: {meant}\nAnswer: {meant}",
             metrics={"format": float(formed), "correct": float(correct)},
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,15 +61,16 @@ def command(level: Level, python: str, control: int, options: Mapping[str, Any],
         "own_pids": level is Level.BWRAP,
         "workspace": workspace,
     }
+    if level is Level.BWRAP:
+        python = str(Path(python).resolve())
     server = [python, "-s", "-S", "-B", "-c", _BOOT, _PACKAGE, json.dumps(told)]
     return [*_bwrap(python, workspace), *server] if level is Level.BWRAP else server
 
 
 def _bwrap(python: str, workspace: str) -> list[str]:
     """A file system that holds the interpreter, shared libraries and this package, read-only; no network, no /proc."""
-    shown = {sys.base_prefix, str(Path(python).parent), str(Path(python).resolve().parent), _PACKAGE}
-    for folder in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"):
-        shown.add(folder)
+    libraries = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+    shown = {str(Path(python).parent.parent), _PACKAGE, *libraries}
     arguments = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--dev", "/dev", "--chdir", "/"]
     for path in sorted(shown):
         arguments += ["--ro-bind-try", path, path]

@@ -17,6 +17,7 @@ RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 LAB = ROOT / "recipes" / "lab" / "sdpo.toml"
 SMALL = [
     *("--train.steps", "3", "--train.prompts_per_step", "4", "--train.rollouts_per_prompt", "4"),
+    *("--train.mini_batch_prompts", "2"),
     *("--eval.tasks", "16", "--eval.every", "3", "--run.rollouts_every", "3"),
 ]
 

@@ -71,6 +71,8 @@ def parse_calls(response: str, form: str = "auto", tools: Sequence[Tool] = ()) -
     text = final_text(response)
     if text is None:
         return Parsed(fault="The response ended inside its thinking, before any call.")
+    if not text.strip():
+        return Parsed(fault="The response is empty.")
     text = text.replace("\r\n", "\n")
     known = {tool.name: tool for tool in tools}
     readers: dict[str, Callable[[str, Mapping[str, Tool], list[Call]], None]]

@@ -191,7 +191,11 @@ def test_waiting_does_not_count_as_cpu(sandbox: LocalSandbox) -> None:
 
 
 def test_cpu_of_all_threads_counts(sandbox: LocalSandbox) -> None:
-    code = "import hashlib, threading\ndef f():\n    while True: hashlib.sha256(bytes(1 << 20))\nthreading.Thread(target=f).start()\nf()"
+    code = (
+        "import hashlib, threading\n"
+        "def f():\n    while True: hashlib.sha256(bytes(1 << 20))\n"
+        "threading.Thread(target=f).start()\nf()"
+    )
     result = run(sandbox, code, limits=Limits(cpu_s=0.5, wall_s=30))
     assert result.status is Status.TIME_LIMIT
     assert result.cpu_s < 3
@@ -285,7 +289,11 @@ def test_a_lingering_thread_holds_a_stdin_program_up(sandbox: LocalSandbox) -> N
 
 
 def test_each_test_is_a_fresh_process(sandbox: LocalSandbox) -> None:
-    code = "import builtins, sys\nprint(getattr(builtins, 'mark', 'clean'), 'mark' in sys.modules)\nbuiltins.mark = sys.modules['mark'] = 1"
+    code = (
+        "import builtins, sys\n"
+        "print(getattr(builtins, 'mark', 'clean'), 'mark' in sys.modules)\n"
+        "builtins.mark = sys.modules['mark'] = 1"
+    )
     results = go(all_of(sandbox, Program(code), [""] * 6))
     assert {r.stdout for r in results} == {"clean False\n"}
 
@@ -400,7 +408,7 @@ def test_a_fork_server_that_is_always_lost_is_an_error_and_no_verdict() -> None:
             thread = threading.Thread(target=killer)
             thread.start()
             try:
-                with pytest.raises(SandboxError, match="lost 3 times|did not start"):
+                with pytest.raises(SandboxError, match=r"lost 3 times|did not start"):
                     await pool.run("import time\ntime.sleep(5)")
             finally:
                 stop.set()

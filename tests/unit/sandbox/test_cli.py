@@ -1,0 +1,30 @@
+"""`sdpo sandbox check` and `serve`."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+from sdpo.errors import ConfigError
+from sdpo_sandbox.attacks import ATTACKS
+from sdpo_sandbox.cli import app
+from sdpo_sandbox.levels import Level, available
+
+
+def test_check_runs_the_attacks() -> None:
+    outcome = CliRunner().invoke(app, ["check"])
+    assert str(Level.FULL) in outcome.output
+    if available()[Level.FULL]:
+        assert outcome.exit_code == 0, outcome.output
+        assert f"{len(ATTACKS)} of {len(ATTACKS)} attacks stopped" in outcome.output
+
+
+def test_an_unknown_level_suggests_the_known_ones() -> None:
+    outcome = CliRunner().invoke(app, ["check", "--level", "landlok+seccomp"])
+    assert isinstance(outcome.exception, ConfigError)
+    assert "did you mean landlock+seccomp" in str(outcome.exception)
+
+
+def test_help_says_how_it_binds() -> None:
+    outcome = CliRunner().invoke(app, ["serve", "--help"])
+    assert "127.0.0.1" in outcome.output
+    assert "SDPO_SANDBOX_TOKEN" in outcome.output
