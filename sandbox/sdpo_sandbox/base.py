@@ -63,8 +63,8 @@ class Limits:
 
     Attributes:
         cpu_s: CPU seconds of the program; judges.
-        wall_s: wall seconds, the backstop for programs that sleep; None means 2.5 times `cpu_s`. On a machine with more
-            runnable processes than cores a tight wall limit fails right programs.
+        wall_s: wall seconds, the backstop for programs that sleep; None means 2.5 times `cpu_s`. The local sandbox does not
+            count the time in which a program waits for a core.
         memory_mb: address space that the program may add, in MiB.
         output_bytes: cap on standard output.
         result_bytes: cap on the JSON form of a returned value.

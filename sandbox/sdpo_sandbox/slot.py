@@ -27,6 +27,7 @@ from sdpo_sandbox.base import Limits
 from sdpo_sandbox.inside.zygote import ANSWER
 from sdpo_sandbox.levels import Level
 from sdpo_sandbox.observe import Observation, result_cap
+from sdpo_sandbox.process import Process, oom_kills
 from sdpo_sandbox.server_process import ENVIRONMENT, command, drop_to
 from sdpo_sandbox.workspace import Workspace
 
@@ -34,6 +35,7 @@ __all__ = ["Cancelled", "Lost", "Slot"]
 
 _START_S, _ANSWER_S = 60.0, 30.0
 _CLOCK_STEP_S = 0.01
+_MOST_OWED = 3
 
 
 class Lost(Exception):
@@ -97,7 +99,7 @@ class Slot:
         finally:
             theirs.close()
         self._greeted = False
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
 
     def greet(self) -> None:
         """Wait until the fork server is ready.
@@ -199,7 +201,7 @@ class Slot:
                 raise Lost("the fork server ended")
             stack.callback(os.close, descriptors[0])
             begun = time.monotonic()
-            killed, (status, cpu, peak) = self._watch(descriptors[0], limits, cancel, begun)
+            killed, (status, cpu, peak) = self._watch(Process(descriptors[0]), limits, cancel, begun)
             wall = time.monotonic() - begun
             self._blame_ourselves(status, killed)
             _, _, out, err, lines = files
@@ -219,31 +221,31 @@ class Slot:
                 raise Lost(f"the process did not start: {seen.stderr[:300].decode('utf-8', 'replace').strip()}")
             return seen
 
-    def _watch(self, pidfd: int, limits: Limits, cancel: int, begun: float) -> tuple[str, tuple[int, float, int]]:
-        """Wait for the end, and bring it about at the limits: ("cpu" | "wall" | "", the fork server's answer)."""
+    def _watch(self, process: Process, limits: Limits, cancel: int, begun: float) -> tuple[str, tuple[int, float, int]]:
+        """Wait for the end, and bring it about at the limits: ("cpu" | "wall" | "", the fork server's answer). Time in which
+        the process waited for a core does not count as wall time, up to three times the limit: on a crowded machine a
+        program that computes is not one that sleeps."""
         assert self._control is not None
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(cancel, select.POLLIN)
-        deadline, look, killed, clock = begun + limits.wall, begun + limits.cpu_s, "", None
+        deadline, look = begun + limits.wall, begun + limits.cpu_s
         while True:
-            now = time.monotonic()
+            now, killed = time.monotonic(), ""
             if now >= deadline:
-                killed = "wall"
-            elif now >= look:
-                if clock is None:
-                    clock = _cpu_clock(pidfd)
-                used = _cpu_seconds(clock)
-                killed = "cpu" if used >= limits.cpu_s else ""
-                look = now + max(limits.cpu_s - used, _CLOCK_STEP_S)
+                deadline = begun + limits.wall + min(process.starved_seconds(), _MOST_OWED * limits.wall)
+                killed = "wall" if now >= deadline else ""
+            if now >= look:
+                left = limits.cpu_s - process.cpu_seconds()
+                killed = killed or ("cpu" if left <= 0 else "")
+                look = now + max(left, _CLOCK_STEP_S)
             if killed:
-                _kill(pidfd)
-                return killed, self._answer()
-            events = dict(poll.poll(max(0.0, min(deadline, look) - now) * 1000))
+                return killed if process.kill() else "", self._answer()
+            events = dict(poll.poll(max(_CLOCK_STEP_S, min(deadline, look) - now) * 1000))
             if self._control.fileno() in events:
                 return "", self._answer()
             if events:
-                _kill(pidfd)
+                process.kill()
                 self._answer()
                 raise Cancelled
 
@@ -261,7 +263,7 @@ class Slot:
     def _blame_ourselves(self, status: int, killed: str) -> None:
         """A process that the kernel killed because the *machine* ran out of memory says nothing about the program."""
         if not killed and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            before, self._oom_kills = self._oom_kills, _oom_kills()
+            before, self._oom_kills = self._oom_kills, oom_kills()
             if self._oom_kills > before:
                 raise Lost("the machine ran out of memory")
 
@@ -290,30 +292,3 @@ def _read_ends(fd: int, most: int) -> bytes:
     if size <= most:
         return _read(fd, most)
     return _read(fd, most - most // 2) + _read(fd, most // 2, size - most // 2)
-
-
-def _kill(pidfd: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-
-
-def _cpu_clock(pidfd: int) -> int:
-    """The clock id of the process's CPU time; its pid in our namespace is in the pidfd's description. -1 if it is gone."""
-    with open(f"/proc/self/fdinfo/{pidfd}") as file:
-        pid = next((int(line.split()[1]) for line in file if line.startswith("Pid:")), -1)
-    return (~pid << 3) | 2 if pid > 0 else -1
-
-
-def _cpu_seconds(clock: int) -> float:
-    try:
-        return time.clock_gettime(clock) if clock != -1 else 0.0
-    except OSError:
-        return 0.0  # it has just ended
-
-
-def _oom_kills() -> int:
-    try:
-        with open("/proc/vmstat") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0

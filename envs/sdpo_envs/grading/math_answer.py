@@ -48,6 +48,7 @@ _NOTATION: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"∞"), r"\\infty"),
     (re.compile(r"π"), r"\\pi "),
     (re.compile(r"√\s?(\w+)"), r"\\sqrt{\1}"),
+    (re.compile(r"\\sqrt\s?([0-9a-zA-Z])"), r"\\sqrt{\1}"),
 )
 _THOUSANDS = re.compile(r"(?<![\d.])(\d{1,3})((?:\{,\}|,|[  ])\d{3})+(?![\d])")
 _NUMBER = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:[eE]([+-]?\d{1,5})|\*10\^?\{?([+-]?\d{1,5})\}?)?")

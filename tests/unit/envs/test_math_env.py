@@ -219,7 +219,9 @@ def test_tolerance() -> None:
             Tolerance(rel=bad)
 
 
-@pytest.mark.parametrize(("solution", "answer"), [("2+3\n#### 1,450", "1,450"), ("x\n#### -5", "-5"), ("x #### $10", "$10"), ("none", "")])
+@pytest.mark.parametrize(
+    ("solution", "answer"), [("2+3\n#### 1,450", "1,450"), ("x\n#### -5", "-5"), ("x #### $10", "$10"), ("none", "")]
+)
 def test_gsm8k_answers_keep_sign_and_separators(solution: str, answer: str) -> None:
     assert gsm8k_answer(solution) == answer
 
@@ -265,7 +267,10 @@ def test_rows_grades_and_feedback(env: Math) -> None:
 def test_any_thread_gives_the_same_verdict(env: Math) -> None:
     half = env.tasks("train")[1]
     seen: list[float] = []
-    threads = [threading.Thread(target=lambda: seen.append(grade(env, half, r"\boxed{\frac{\sqrt{4}}{4}}").reward)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: seen.append(grade(env, half, r"\boxed{\frac{\sqrt{4}}{4}}").reward))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -293,10 +298,17 @@ def test_our_own_failure_is_not_a_wrong_answer(tmp_path: Path) -> None:
 
 
 def test_bad_rows_and_arguments(tmp_path: Path) -> None:
-    for rows, message in (([{"problem": "p", "answer": ""}], "answer is empty"), ([{"answer": "1"}], "no field 'problem'")):
+    for rows, message in (
+        ([{"problem": "p", "answer": ""}], "answer is empty"),
+        ([{"answer": "1"}], "no field 'problem'"),
+    ):
         with pytest.raises(ConfigError, match=message):
             Math(path=write(tmp_path / "bad.jsonl", rows)).tasks("train")
-    for arguments, message in (({"dataset": "gsm"}, "gsm8k"), ({"rel": -1.0}, "finite"), ({"format_credit": 2.0}, "below 1")):
+    for arguments, message in (
+        ({"dataset": "gsm"}, "gsm8k"),
+        ({"rel": -1.0}, "finite"),
+        ({"format_credit": 2.0}, "below 1"),
+    ):
         with pytest.raises(ConfigError, match=message):
             Math(**arguments)  # type: ignore[arg-type]
 
@@ -353,7 +365,8 @@ class TestWorkers:
         made.close()
 
     @pytest.mark.parametrize(
-        ("action", "kind"), [("sleep", "timeout"), ("die", "died"), ("memory", "died"), ("raise", "raised"), ("unjson", "raised")]
+        ("action", "kind"),
+        [("sleep", "timeout"), ("die", "died"), ("memory", "died"), ("raise", "raised"), ("unjson", "raised")],
     )
     def test_failures_are_told_apart_and_the_next_call_works(self, pool: Workers, action: str, kind: str) -> None:
         with pytest.raises(WorkerFailure) as failure:
@@ -374,7 +387,9 @@ class TestWorkers:
 
     def test_more_callers_than_children(self, pool: Workers) -> None:
         seen: list[Any] = []
-        threads = [threading.Thread(target=lambda i=i: seen.append(pool.call(timeout=60, do=f"n{i}"))) for i in range(12)]
+        threads = [
+            threading.Thread(target=lambda i=i: seen.append(pool.call(timeout=60, do=f"n{i}"))) for i in range(12)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

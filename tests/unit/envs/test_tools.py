@@ -67,11 +67,17 @@ def calls(response: str, form: str = "react") -> list[tuple[str, Any]]:
         ('Action: get-user.v2\nAction Input: {"a": "{b}"}', [("get-user.v2", {"a": "{b}"})]),
         ('**Action:** f\n**Action Input:** {"a": 1}', [("f", {"a": 1})]),
         ('Action: `f`\nAction Input:\n```json\n{\n "a": 1\n}\n```\nDone.', [("f", {"a": 1})]),
-        ('Action 1: f\nAction Input 1: {"a": 1}\nAction 2: g\nAction Input 2: {"a": 2}', [("f", {"a": 1}), ("g", {"a": 2})]),
+        (
+            'Action 1: f\nAction Input 1: {"a": 1}\nAction 2: g\nAction Input 2: {"a": 2}',
+            [("f", {"a": 1}), ("g", {"a": 2})],
+        ),
         ('Thought: now Action: f would do.\nAction: f\n\nAction Input: {"a": 1}', [("f", {"a": 1})]),
         ('Action: f Action Input: {"a": 1}', [("f", {"a": 1})]),
         ('Action: f\r\nAction Input: {"a": 1}\r\n', [("f", {"a": 1})]),
-        ('Action: f\nAction Input: {"a": "Action: g\\nAction Input: {}"}', [("f", {"a": "Action: g\nAction Input: {}"})]),
+        (
+            'Action: f\nAction Input: {"a": "Action: g\\nAction Input: {}"}',
+            [("f", {"a": "Action: g\nAction Input: {}"})],
+        ),
         ("Action: list-rooms", [("list-rooms", {})]),
         ("Action: I will look it up first.", []),
         ("no call", []),
@@ -93,7 +99,11 @@ def test_react(response: str, expected: list[Any]) -> None:
         ("react", "Action: book", "no Action Input line; book has parameters: room, guest, view, extras"),
         ("react", 'Action Input: {"a": 1}', "without an Action line"),
         ("react", "<think>Action: f", "inside its thinking"),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {}}, {"name": "g"}</tool_call>', "there must be </tool_call>"),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {}}, {"name": "g"}</tool_call>',
+            "there must be </tool_call>",
+        ),
         ("hermes", '<tool_call>{"name": 5}</tool_call>', '"name" of tool call 1 must be a text'),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "must be a JSON object"),
         ("hermes", "<tool_call>", "is missing"),
@@ -113,10 +123,14 @@ def test_malformed_calls_say_what_and_where(form: str, response: str, words: str
 
 
 def test_other_forms() -> None:
-    assert calls('text <tool_call>{"name": "f", "arguments": "{\\"a\\": {\\"b\\": 1}}"}</tool_call>', "hermes") == [("f", {"a": {"b": 1}})]
-    assert calls("[a.b(x=-1, y=[1, (2, None)], z={'k': True})]", "python") == [("a.b", {"x": -1, "y": [1, [2, None]], "z": {"k": True}})]
+    assert calls('text <tool_call>{"name": "f", "arguments": "{\\"a\\": {\\"b\\": 1}}"}</tool_call>', "hermes") == [
+        ("f", {"a": {"b": 1}})
+    ]
+    assert calls("[a.b(x=-1, y=[1, (2, None)], z={'k': True})]", "python") == [
+        ("a.b", {"x": -1, "y": [1, [2, None]], "z": {"k": True}})
+    ]
     assert calls("Sure:\n```python\nf(a=1)\n```", "python") == [("f", {"a": 1})]
-    xml = "<function=book><parameter=room>\n007\n</parameter><parameter=guest>\n12\n</parameter><parameter=extras>\n{\"a\": 1}\n</parameter></function>"
+    xml = '<function=book><parameter=room>\n007\n</parameter><parameter=guest>\n12\n</parameter><parameter=extras>\n{"a": 1}\n</parameter></function>'
     assert calls(xml, "qwen_xml") == [("book", {"room": "007", "guest": "12", "extras": {"a": 1}})]
     assert calls("<function=f><parameter=a>1<parameter=b>x y</function>", "qwen_xml") == [("f", {"a": 1, "b": "x y"})]
 
@@ -135,7 +149,10 @@ JSON = st.recursive(
 
 
 @settings(max_examples=60)
-@given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), JSON, max_size=3), st.sampled_from(["react", "hermes"]))
+@given(
+    st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), JSON, max_size=3),
+    st.sampled_from(["react", "hermes"]),
+)
 def test_whatever_json_can_say_survives(arguments: dict[str, Any], form: str) -> None:
     assert calls(render([{"name": "f", "arguments": arguments}], form), form) == [("f", arguments)]
 
@@ -223,8 +240,12 @@ def test_numbers_as_text() -> None:
     assert verdict([("h", {"x": 1})], [Expected("h", {"x": "1"})], numeric_strings=True)
     assert not verdict([("h", {"x": "one"})], [Expected("h", {"x": 1})], numeric_strings=True)
     guest = {"room": 1, "guest": "12"}
-    assert verdict([("book", guest)], [Expected("book", {"room": 1, "guest": 12})])  # the schema wants text: the gold is careless
-    assert not verdict([("book", {"room": "1", "guest": "a"})], [Expected("book", {"room": 1, "guest": "a"})], numeric_strings=True)
+    assert verdict(
+        [("book", guest)], [Expected("book", {"room": 1, "guest": 12})]
+    )  # the schema wants text: the gold is careless
+    assert not verdict(
+        [("book", {"room": "1", "guest": "a"})], [Expected("book", {"room": 1, "guest": "a"})], numeric_strings=True
+    )
 
 
 def test_null_is_left_out() -> None:
@@ -263,7 +284,10 @@ def test_documentation_in_words() -> None:
     [
         (("boook", {"room": 1, "guest": "a"}), 'no tool "boook"; did you mean book?'),
         (("fly", {}), "the tools are book, list-rooms"),
-        (("book", {"room": 1, "guest": "a", "floor": 2}), "no parameter 'floor'; its parameters: room, guest, view, extras"),
+        (
+            ("book", {"room": 1, "guest": "a", "floor": 2}),
+            "no parameter 'floor'; its parameters: room, guest, view, extras",
+        ),
         (("book", {"room": 1}), "required argument guest of book is missing"),
         (("book", {"room": "one", "guest": "a"}), "argument room of book must be of type integer, not string"),
         (("book", {"room": 1, "guest": "a", "view": "sky"}), "must be one of sea, yard"),
@@ -301,7 +325,11 @@ def grade(env: Tooluse | Bfcl, task: Task, text: str) -> Grade:
 def test_tooluse(tmp_path: Path) -> None:
     rows = [
         alpaca("one", ROOM, idx=1),
-        alpaca("two", [{"name": "list-rooms", "arguments": {}}, {"Action": "[Optional]book", "Action_Input": {"room": 1}}], idx=2),
+        alpaca(
+            "two",
+            [{"name": "list-rooms", "arguments": {}}, {"Action": "[Optional]book", "Action_Input": {"room": 1}}],
+            idx=2,
+        ),
         alpaca("three", '[{"Action": "book", "Action_Input": "{\\"room\\": ${room}}"}]', idx=3),
         alpaca("four", '[{"Action_Input": "{}"}]', idx=4),
         alpaca("five", '[{"Action": "book", "Action_Input": "[1]"}]', idx=5),
@@ -336,8 +364,18 @@ def test_tooluse_feedback_levels(tmp_path: Path) -> None:
 def test_bfcl_rows(tmp_path: Path) -> None:
     gold = [{"book": {"room": [4], "guest": ["Ann", "Ann Lee"], "view": ["", "sea"]}}]
     rows = [
-        {"id": "simple_python_0", "question": [[{"role": "user", "content": "Book"}]], "function": SCHEMAS[:1], "ground_truth": gold},
-        {"id": "irrelevance_0", "question": [[{"role": "user", "content": "Sing"}]], "function": SCHEMAS[:1], "ground_truth": []},
+        {
+            "id": "simple_python_0",
+            "question": [[{"role": "user", "content": "Book"}]],
+            "function": SCHEMAS[:1],
+            "ground_truth": gold,
+        },
+        {
+            "id": "irrelevance_0",
+            "question": [[{"role": "user", "content": "Sing"}]],
+            "function": SCHEMAS[:1],
+            "ground_truth": [],
+        },
     ]
     path = write(tmp_path / "rows.jsonl", rows)
     for form in ("python", "hermes", "qwen_xml", "react"):
