@@ -92,14 +92,13 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON, and rollouts beside it.")] = None,
 ) -> None:
     """Evaluate a model or a checkpoint on the recipe's evaluation split."""
-    import json
-
     from sdpo.evaluate import evaluate as run
+    from sdpo.jsonl import write_json
     from sdpo.run import write_groups
 
     result, groups = run(_configured(context, recipe), checkpoint)
     low, high = result.interval
-    typer.echo(f"avg@{result.rollouts} {result.success:.4f}  (95 % of tasks: {low:.4f} to {high:.4f})")
+    typer.echo(f"avg@{result.rollouts} {result.success:.4f}  (95 % interval over tasks: {low:.4f} to {high:.4f})")
     typer.echo("  ".join(f"pass@{k} {value:.4f}" for k, value in result.pass_at.items()))
     typer.echo(
         f"{result.tasks} tasks, mean length {result.length:.1f}, truncated {result.truncated:.1%}, "
@@ -108,7 +107,7 @@ def evaluate(
     for name, value in result.metrics.items():
         typer.echo(f"{name} {value:.4f}")
     if out is not None:
-        out.write_text(json.dumps(result.to_record(), indent=1), encoding="utf-8")
+        write_json(out, result.to_record())
         write_groups(out.with_suffix(".rollouts.jsonl"), groups)
 
 

@@ -1,7 +1,7 @@
 """`sdpo env new`: a package with a small working environment, its test and a recipe, to be changed into one's own.
 
-The example is one that a model of 135 million parameters can learn on a laptop: it knows parity, but not to answer in
-one word. Not covered: publishing the package.
+The example is one that a model of 135 million parameters can learn on a laptop: mostly, to answer in one word. Not
+covered: publishing the package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["write_package"]
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 
-_MODULE = '''"""Is a number even or odd? An environment to change into your own.
+_MODULE = '''"""Is a number even? An environment to change into your own.
 
 Try it:  sdpo env show {module}.py:{cls}
          sdpo env check {module}.py:{cls}
@@ -31,7 +31,7 @@ from sdpo.errors import ConfigError
 
 
 class {cls}(Env):
-    """Even or odd, in one word; splits "train" and "test".
+    """Is a number even? Yes or no, in one word; splits "train" and "test".
 
     Args:
         digits: length of the numbers.
@@ -50,15 +50,14 @@ class {cls}(Env):
         word = completion.strip().rstrip(".").lower()
         if word == task.target:
             return Grade(reward=1.0)
-        if word in ("even", "odd"):
-            return Grade(reward=0.0, feedback=f"The last digit decides: {{task.metadata['number']}} is not {{word}}.")
-        return Grade(reward=0.0, feedback="Reply with one word and nothing else: even or odd.")
+        if word in ("yes", "no"):
+            return Grade(reward=0.0, feedback="Wrong. An even number ends in 0, 2, 4, 6 or 8.")
+        return Grade(reward=0.0, feedback="Reply with one word, yes or no, and nothing else.")
 
     def _task(self, number: int) -> Task:
-        question = f"Is {{number}} an even or an odd number?"
-        answer = "even" if number % 2 == 0 else "odd"
-        prompt = (Message(role="user", content=question),)
-        return Task(id=str(number), prompt=prompt, target=answer, demonstration=answer, metadata={{"number": number}})
+        prompt = (Message(role="user", content=f"Answer yes or no: is {{number}} an even number?"),)
+        answer = "no" if number % 2 else "yes"
+        return Task(id=str(number), prompt=prompt, target=answer, demonstration=answer)
 '''
 
 _TEST = '''"""The contract that every environment keeps, and what is special about this one."""
@@ -74,10 +73,10 @@ def test_keeps_the_contract() -> None:
 
 def test_feedback_says_what_is_wrong() -> None:
     env = {cls}()
-    task = next(task for task in env.tasks("train") if task.target == "odd")
-    assert env.grade(task, "Odd.").reward == 1.0
-    assert "one word" in env.grade(task, "It is an odd number, as it ends in 1.").feedback
-    assert "last digit" in env.grade(task, "even").feedback
+    task = next(task for task in env.tasks("train") if task.target == "no")
+    assert env.grade(task, "No.").reward == 1.0
+    assert "one word" in env.grade(task, "No, it is odd.").feedback
+    assert "even number ends in" in env.grade(task, "yes").feedback
 '''
 
 _PROJECT = """[build-system]

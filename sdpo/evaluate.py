@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sdpo.config import Config
+from sdpo.errors import GradingError
 from sdpo.order import derive_seed
 from sdpo.rollout import SamplingParams, check_failures, collect
 from sdpo.session import Session, TaskSet
@@ -78,6 +79,8 @@ def evaluate_tasks(session: Session, task_set: TaskSet, config: Config) -> tuple
     seed = derive_seed(config.run.seed, _EVAL)
     groups = collect(task_set.tasks, task_set.prompts, session.sampler, session.grader, n, params, seed=seed)
     check_failures(groups, config.train.max_failed_fraction)
+    if not any(g.graded for g in groups):
+        raise GradingError("no rollout of the evaluation could be graded", hint="try `sdpo env check`")
     return summarise(groups, settings.split, n, seed=config.run.seed), groups
 
 

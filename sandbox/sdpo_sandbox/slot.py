@@ -35,7 +35,7 @@ __all__ = ["Cancelled", "Lost", "Slot"]
 
 _START_S, _ANSWER_S = 60.0, 30.0
 _CLOCK_STEP_S = 0.01
-_MOST_OWED = 3
+_MOST_OWED = 9
 
 
 class Lost(Exception):
@@ -223,7 +223,7 @@ class Slot:
 
     def _watch(self, process: Process, limits: Limits, cancel: int, begun: float) -> tuple[str, tuple[int, float, int]]:
         """Wait for the end, and bring it about at the limits: ("cpu" | "wall" | "", the fork server's answer). Time in which
-        the process waited for a core does not count as wall time, up to three times the limit: on a crowded machine a
+        the process waited for a core does not count as wall time, up to nine times the limit: on a crowded machine a
         program that computes is not one that sleeps."""
         assert self._control is not None
         poll = select.poll()

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
@@ -33,6 +34,11 @@ def check_paths(paths: Iterable[str]) -> None:
         _parts(path)
 
 
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not a fork of the process that ends
+        shutil.rmtree(path, ignore_errors=True)
+
+
 class Workspace:
     """A private directory, holding one run's files at a time.
 
@@ -44,6 +50,7 @@ class Workspace:
         self._owner = owner
         self.path = tempfile.mkdtemp(prefix="sdpo-sandbox-")
         self._own(self.path)
+        self._removed = weakref.finalize(self, _remove, self.path, os.getpid())
 
     def _own(self, path: str) -> None:
         if self._owner is not None:
@@ -114,5 +121,5 @@ class Workspace:
         shutil.rmtree(os.path.join(self.path, "run"), ignore_errors=True)
 
     def close(self) -> None:
-        """Remove the directory."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the directory; at the latest this happens at the end of the process."""
+        self._removed()

@@ -18,7 +18,7 @@ from sdpo_sandbox.transport import LocalTransport
 
 from ..unit.sandbox.plain_server import plain_server
 
-LIMITS = Limits(cpu_s=1, wall_s=3, memory_mb=512, output_bytes=100_000, stderr_bytes=4000)
+LIMITS = Limits(cpu_s=1, wall_s=1.5, memory_mb=512, output_bytes=100_000, stderr_bytes=4000)
 
 
 @pytest.fixture(scope="module")

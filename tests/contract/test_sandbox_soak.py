@@ -52,9 +52,14 @@ def state(pool: LocalSandbox) -> dict[str, object]:
     }
 
 
+@pytest.fixture
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_nothing_grows_and_nothing_is_lost() -> None:
+def test_nothing_grows_and_nothing_is_lost(own_temporary_folder: None) -> None:
     asyncio.run(soak(RUNS))
 
 
@@ -88,5 +93,5 @@ async def soak(runs: int) -> None:
         assert all(b < a + 8 * 1024 for a, b in zip(memory, now, strict=True)), (memory, now)
 
 
-def test_a_short_soak() -> None:
+def test_a_short_soak(own_temporary_folder: None) -> None:
     asyncio.run(soak(250))

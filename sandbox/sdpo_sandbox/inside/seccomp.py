@@ -64,7 +64,6 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "getdents64": (217, 61),
     "umask": (95, 166),
     # memory
-    "mmap": (9, 222),
     "munmap": (11, 215),
     "mprotect": (10, 226),
     "mremap": (25, 216),
@@ -158,6 +157,7 @@ _OPEN: dict[str, tuple[int | None, int | None]] = {
     "mkdirat": (258, 34),
 }
 _GUARDED: dict[str, tuple[int | None, int | None]] = {
+    "mmap": (9, 222),
     "clone": (56, 220),
     "clone3": (435, 435),
     "openat2": (437, 437),
@@ -206,6 +206,7 @@ _RULES: dict[str, Sequence[Check]] = {
     "socketpair": [Check(0, [1]), Check(1, [1], 0xFF)],
     "sendto": [Check(4, [0]), Check(4, [0], high=True)],
 }
+_MAP_STACK, _MIN_STACK = 0x20000, 256 << 10
 # Read-only truncation passes Landlock before ABI 3.
 _READ_ONLY_TRUNCATE = {"open": 1, "openat": 2}
 
@@ -284,6 +285,18 @@ def _no_read_only_truncation(argument: int) -> Code:
     return Code(body + _DENIED.instructions + _ALLOWED.instructions, [])
 
 
+def _no_small_stacks() -> Code:
+    """mmap, but no thread stack below `_MIN_STACK`: they bound the number of threads by the address space."""
+    body = [
+        _instruction(_LOAD, 16 + 8 * 3),
+        _instruction(_AND, _MAP_STACK),
+        _instruction(_JUMP_EQUAL, 0, 2, 0),
+        _instruction(_LOAD, 16 + 8 * 1),
+        _instruction(_JUMP_AT_LEAST, _MIN_STACK, 0, 1),
+    ]
+    return Code(body + _ALLOWED.instructions + _DENIED.instructions, [])
+
+
 def _decide(segments: Sequence[tuple[int, Code]]) -> Code:
     """A search tree over (first number, what to do from there on). The kernel walks the filter once for each call number
     when it is loaded, so that a list of comparisons costs half a millisecond a run and a tree next to nothing."""
@@ -309,6 +322,8 @@ def _actions(column: int, may_open: bool) -> dict[int, Code]:
             continue
         if name in ("clone3", "openat2"):  # their arguments lie in memory; libc falls back to the older call
             actions[number] = _UNKNOWN
+        elif name == "mmap":
+            actions[number] = _no_small_stacks()
         elif name in _RULES:
             actions[number] = _checked(_RULES[name])
         elif name in _READ_ONLY_TRUNCATE:

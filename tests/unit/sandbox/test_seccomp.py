@@ -167,7 +167,9 @@ SIGCHLD = 17
         ("openat", [-100, 0, 0o1101], ALLOW),  # write, create, truncate: Landlock's business
         ("openat", [-100, 0, 0o1000], EPERM),  # read-only truncation
         ("read", [0], ALLOW),
-        ("mmap", [0], ALLOW),
+        ("mmap", [0, 4096, 3, 0x22], ALLOW),
+        ("mmap", [0, 8 << 20, 0, 0x20022], ALLOW),
+        ("mmap", [0, 32 << 10, 0, 0x20022], EPERM),  # a thread's stack
         ("exit_group", [0], ALLOW),
     ],
 )
