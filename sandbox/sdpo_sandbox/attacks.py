@@ -33,7 +33,10 @@ def _outlived(world: World, results: Sequence[RunResult]) -> bool:
 
 
 def _overran(world: World, results: Sequence[RunResult]) -> bool:
-    return any(r.status is not Status.TIME_LIMIT or r.wall_s > 2 * _SHORT.wall for r in results)
+    late = [
+        r.status is not Status.TIME_LIMIT or r.cpu_s > 2 * _SHORT.cpu_s or r.wall_s > 20 * _SHORT.wall for r in results
+    ]
+    return any(late)
 
 
 @dataclass(frozen=True, slots=True)

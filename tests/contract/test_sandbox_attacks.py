@@ -253,8 +253,8 @@ def test_recorded_program(case: dict[str, Any], best: LocalSandbox) -> None:
     took = time.monotonic() - begun
     assert got in expected["verdict"].split("|")
     assert (got == "pass") is bool(expected["reward"])
-    crowding = os.getloadavg()[0] / len(os.sched_getaffinity(0))
-    assert took < expected.get("max_wall_s", 30) + 2 + 5 * max(0.0, crowding - 1)
+    if os.getloadavg()[0] < 1.5 * len(os.sched_getaffinity(0)):  # on a crowded machine the clock says little
+        assert took < expected.get("max_wall_s", 30) + 2
 
 
 def test_all_programs_are_there() -> None:

@@ -114,7 +114,7 @@ class ReasoningGym(Env):
         text = final_text(completion)
         given, fault = self._read(text)
         formed = given is not None
-        score = self._score(task, given) if given is not None and self._reward != "format" else None
+        score = None if given is None else self._score(task, given)
         correct = score is not None and score >= 1.0
         success = formed if self._reward == "format" else correct
         base = {"score": score or 0.0, "correct": float(correct), "format": float(formed)}[self._reward]

@@ -35,7 +35,7 @@ def cases(kind: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def environments() -> dict[str, Any]:
-    return {"mcq": Science("nowhere"), "math": Math(path="nowhere"), "tool": Bfcl("nowhere")}
+    return {"mcq": Science("nowhere"), "math": Math(path="nowhere", timeout=2), "tool": Bfcl("nowhere")}
 
 
 @pytest.mark.parametrize("kind", ["mcq", "math", "tool"])

@@ -8,17 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
-from sdpo.env import Env
+from sdpo.env import Env, load_env
 from sdpo.env_check import check_env
 from sdpo.env_cli import app
 from sdpo.env_new import write_package
-from sdpo.errors import ConfigError, GradingError
+from sdpo.errors import ConfigError, EnvNotFoundError, GradingError, MissingDependencyError
 from sdpo.types import Grade, Message, Task
 
 HERE = Path(__file__)
@@ -195,7 +196,11 @@ def test_each_fault_is_found(env: Env, name: str) -> None:
 
 def test_notes_say_what_is_missing() -> None:
     def notes(env: Env) -> str:
-        return " / ".join(f"{line.name}: {line.detail}" for line in check_env(env, splits=["train", "valid"]) if line.verdict == "note")
+        return " / ".join(
+            f"{line.name}: {line.detail}"
+            for line in check_env(env, splits=["train", "valid"])
+            if line.verdict == "note"
+        )
 
     assert "failures have feedback: none for" in notes(Silent())
     assert "there is no such split" in notes(Good())
@@ -213,6 +218,40 @@ def run(*arguments: str, text: str | None = None) -> tuple[int, str]:
 GOOD = f"{HERE}:Good"
 
 
+ENTRY_POINTS = {
+    "science": ("sdpo_envs.science:Science", {"path": "x"}),
+    "gpqa": ("sdpo_envs.gpqa:Gpqa", {"path": "x"}),
+    "mmlu_pro": ("sdpo_envs.mmlu_pro:MmluPro", {"path": "x"}),
+    "tooluse": ("sdpo_envs.tooluse:Tooluse", {"path": "x"}),
+    "bfcl": ("sdpo_envs.bfcl:Bfcl", {"path": "x"}),
+    "math": ("sdpo_envs.math:Math", {"path": "x"}),
+    "demonstrations": ("sdpo_envs.demonstrations:Demonstrations", {"path": "x"}),
+    "mixture": ("sdpo_envs.mixture:Mixture", {"parts": {"a": {"env": "rg:gcd"}}}),
+    "judge": ("sdpo_envs.judge:Judge", {"env": "trl:json:loads", "args": {"path": "x"}}),
+    "rg:": ("sdpo_envs.adapters.reasoning_gym:ReasoningGym", {}),
+    "trl:": ("sdpo_envs.adapters.trl:TrlReward", {"path": "x"}),
+    "inspect:": ("sdpo_envs.adapters.inspect_ai:InspectTask", {}),
+    "verifiers:": ("sdpo_envs.adapters.verifiers:VerifiersTaskset", {}),
+}
+
+
+def test_bundled_environments_load_by_name_and_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constructing reads no data and imports nothing heavy: names can be listed and cases graded without either."""
+    points = {name: EntryPoint(name, value, "sdpo.envs") for name, (value, _) in ENTRY_POINTS.items()}
+    monkeypatch.setattr("sdpo.env._entry_points", lambda: points)
+    suffix = {"rg:": "gcd", "trl:": "json:loads", "inspect:": "a:b", "verifiers:": "c"}
+    for name, (_, arguments) in ENTRY_POINTS.items():
+        try:
+            env = load_env(name + suffix.get(name, ""), **arguments)
+        except MissingDependencyError:
+            continue  # its extra is not installed
+        env.close()
+    with pytest.raises(EnvNotFoundError, match="did you mean science"):
+        load_env("sciense")
+    with pytest.raises(ConfigError, match="multiple values for argument 'dataset'"):
+        load_env("rg:gcd", dataset="other")
+
+
 def test_list_names_each_environment() -> None:
     code, out = run("list")
     assert code == 0
@@ -222,7 +261,12 @@ def test_list_names_each_environment() -> None:
 def test_show_takes_the_environment_s_own_arguments() -> None:
     code, out = run("show", GOOD, "--size", "2", "--split", "test")
     assert code == 0
-    for words in ("a model environment", "2 tasks in test; the first, test-0", "[user] Guess the word.", "[target] secret0"):
+    for words in (
+        "a model environment",
+        "2 tasks in test; the first, test-0",
+        "[user] Guess the word.",
+        "[target] secret0",
+    ):
         assert words in out
 
 
@@ -309,7 +353,9 @@ def test_the_scaffold_is_small_and_keeps_the_contract(tmp_path: Path, name: str)
     folder = tmp_path / name
     module = name.replace("-", "_")
     assert len((folder / f"{module}.py").read_text().splitlines()) <= 45
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, check=True, capture_output=True
+    )
     cls = "Parity" if name == "parity" else "MyEnv2"
     assert run("check", f"{folder / module}.py:{cls}")[0] == 0
     assert f'{name} = "{module}:{cls}"'.replace("my-env2 =", "my-env2 =") in (folder / "pyproject.toml").read_text()

@@ -62,7 +62,8 @@ def test_final_answer(response: str, text: str, boxed: bool) -> None:
 @pytest.mark.parametrize(
     ("response", "problem"),
     [
-        ("", "empty"), ("<think>\\boxed{5}", "unfinished"), (r"\boxed{5} or rather \boxed{", "unfinished"), (r"\boxed{}", "none"),
+        ("", "empty"), ("<think>\\boxed{5}", "unfinished"), (r"\boxed{5} or rather \boxed{", "unfinished"),
+        (r"\boxed{}", "none"),
         ("There are 42 students.", "none"), (r"\boxed{" + "9" * 10_001 + "}", "too long"),
     ],
 )  # fmt: skip
@@ -78,10 +79,13 @@ def test_a_box_may_be_required() -> None:
     ("text", "value"),
     [
         ("1,450", Fraction(1450)), ("1{,}234.50", Fraction(2469, 2)), (r"10\,000", Fraction(10_000)), ("-5", Fraction(-5)),
-        (r"\$10", Fraction(10)), ("−3.2", Fraction(-16, 5)), (r"\frac12", Fraction(1, 2)), (r"-\dfrac{3}{-4}", Fraction(3, 4)),
-        ("3 1/2", Fraction(7, 2)), (r"3\frac{1}{2}", Fraction(7, 2)), ("6.02e3", Fraction(6020)), ("6.02 x 10^3", Fraction(6020)),
+        (r"\$10", Fraction(10)), ("−3.2", Fraction(-16, 5)), (r"\frac12", Fraction(1, 2)),
+        (r"-\dfrac{3}{-4}", Fraction(3, 4)),
+        ("3 1/2", Fraction(7, 2)), (r"3\frac{1}{2}", Fraction(7, 2)), ("6.02e3", Fraction(6020)),
+        ("6.02 x 10^3", Fraction(6020)),
         (r"6.02\times 10^{-2}", Fraction(301, 5000)), ("6.02 × 10²", Fraction(602)), (r"0.\overline{3}", Fraction(1, 3)),
-        (r"0.1\overline{6}", Fraction(1, 6)), ("007", Fraction(7)), ("5.", Fraction(5)), ("((5))", Fraction(5)), ("x = 5", Fraction(5)),
+        (r"0.1\overline{6}", Fraction(1, 6)), ("007", Fraction(7)), ("5.", Fraction(5)), ("((5))", Fraction(5)),
+        ("x = 5", Fraction(5)),
         ("1/0", None), ("1 1", None), ("5x", None), ("", None), ("1e99999", None), ("Infinity", None), ("nan", None),
     ],
 )  # fmt: skip

@@ -45,7 +45,11 @@ class Words(Env):
 
     def grade(self, task: Task, completion: str) -> Grade:
         good = completion == task.target
-        return Grade(1.0 if good else 0.3 * (task.target in completion), "" if good else "not that word", metrics={"length": len(completion)})
+        return Grade(
+            1.0 if good else 0.3 * (task.target in completion),
+            "" if good else "not that word",
+            metrics={"length": len(completion)},
+        )
 
 
 class Later(Words):
@@ -67,7 +71,12 @@ def settle(verdict: Any) -> Grade:
 
 class TestMixture:
     def test_tasks_are_interleaved_by_weight_and_each_comes_once(self) -> None:
-        env = Mixture({"a": {"env": WORDS, "weight": 3, "args": {"size": 9}}, "b": {"env": LATER, "args": {"size": 9, "prefix": "l"}}})
+        env = Mixture(
+            {
+                "a": {"env": WORDS, "weight": 3, "args": {"size": 9}},
+                "b": {"env": LATER, "args": {"size": 9, "prefix": "l"}},
+            }
+        )
         parts = [task.id.split("/")[0] for task in env.tasks("train")]
         assert parts[:8].count("a") == 6
         assert parts[:12].count("b") == 3
@@ -87,7 +96,9 @@ class TestMixture:
         assert [line for line in check_env(env) if line.verdict == "failed"] == []
 
     def test_splits_may_have_other_names_or_be_missing(self) -> None:
-        env = Mixture({"a": {"env": WORDS, "splits": {"valid": "test"}}, "b": {"env": WORDS, "args": {"prefix": "v", "test": 0}}})
+        env = Mixture(
+            {"a": {"env": WORDS, "splits": {"valid": "test"}}, "b": {"env": WORDS, "args": {"prefix": "v", "test": 0}}}
+        )
         assert [task.id for task in env.tasks("valid")] == ["a/w6", "a/w7"]
         assert {task.id[0] for task in env.tasks("test")} == {"a"}
         with pytest.raises(ConfigError, match="no part has a split 'x'"):
@@ -95,8 +106,14 @@ class TestMixture:
 
     @pytest.mark.parametrize(
         ("parts", "message"),
-        [({}, "empty"), ({"a": {}}, "env is needed"), ({"a": {"env": WORDS, "wait": 1}}, "wait"), ({"a": {"env": WORDS, "weight": 0}}, "weight 0"), ({"a/b": {"env": WORDS}}, "slash")],
-    )  # fmt: skip
+        [
+            ({}, "empty"),
+            ({"a": {}}, "env is needed"),
+            ({"a": {"env": WORDS, "wait": 1}}, "wait"),
+            ({"a": {"env": WORDS, "weight": 0}}, "weight 0"),
+            ({"a/b": {"env": WORDS}}, "slash"),
+        ],
+    )
     def test_bad_parts_are_one_line(self, parts: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             Mixture(parts)
@@ -139,7 +156,9 @@ class TestJudge:
         return settle(env.grade(env.tasks("train")[0], text))
 
     @pytest.mark.parametrize("inner", [WORDS, LATER])
-    def test_failures_get_a_critique_and_keep_their_reward(self, url: str, inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failures_get_a_critique_and_keep_their_reward(
+        self, url: str, inner: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("CRITIC_KEY", "k1")
         env = Judge(inner, url=url, model="critic", api_key_env="CRITIC_KEY")
         grade = self.graded(env, "say w0")
@@ -216,14 +235,29 @@ class TestDemonstrations:
 
     def test_columns_messages_and_system(self, tmp_path: Path) -> None:
         chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a b"}]
-        rows = [{"ask": "q1", "say": "a1"}, {"ask": [{"role": "user", "content": "q2"}], "say": ["a2", "more"]}, {"messages": chat}]
-        env = Demonstrations(self.write(tmp_path / "r.jsonl", rows), prompt="ask", response="say", system="Be kind.", test_fraction=0)
+        rows = [
+            {"ask": "q1", "say": "a1"},
+            {"ask": [{"role": "user", "content": "q2"}], "say": ["a2", "more"]},
+            {"messages": chat},
+        ]
+        env = Demonstrations(
+            self.write(tmp_path / "r.jsonl", rows), prompt="ask", response="say", system="Be kind.", test_fraction=0
+        )
         tasks = env.tasks("train")
         assert [task.demonstration for task in tasks] == ["a1", "a2\nmore", "a b"]
         assert all(task.prompt[0] == {"role": "system", "content": "Be kind."} for task in tasks)
-        assert settle(env.grade(tasks[2], "<think>x</think>A  b")) == Grade(1.0, success=True, metrics={"exact": 1.0, "f1": 1.0})
+        assert settle(env.grade(tasks[2], "<think>x</think>A  b")) == Grade(
+            1.0, success=True, metrics={"exact": 1.0, "f1": 1.0}
+        )
         assert settle(env.grade(tasks[2], "a c")).reward == pytest.approx(0.5)
-        assert settle(Demonstrations(str(tmp_path / "r.jsonl"), prompt="ask", response="say", measure="none").grade(tasks[2], "a b")).reward == 0
+        assert (
+            settle(
+                Demonstrations(str(tmp_path / "r.jsonl"), prompt="ask", response="say", measure="none").grade(
+                    tasks[2], "a b"
+                )
+            ).reward
+            == 0
+        )
 
     def test_division_is_seeded_and_long_rows_are_counted_not_cut(self, tmp_path: Path) -> None:
         path = self.write(tmp_path / "r.jsonl", [{"prompt": f"p{i}", "response": "x" * (i + 1)} for i in range(20)])
@@ -252,6 +286,10 @@ class TestDemonstrations:
             Demonstrations(self.write(tmp_path / "r.jsonl", [row])).tasks("train")
 
     def test_bad_arguments(self) -> None:
-        for arguments, message in (({}, "either path or hub"), ({"hub": "x/y"}, "no revision"), ({"path": "x", "test_fraction": 1.0}, "below 1")):
+        for arguments, message in (
+            ({}, "either path or hub"),
+            ({"hub": "x/y"}, "no revision"),
+            ({"path": "x", "test_fraction": 1.0}, "below 1"),
+        ):
             with pytest.raises(ConfigError, match=message):
                 Demonstrations(**arguments)  # type: ignore[arg-type]

@@ -77,7 +77,10 @@ def test_levels_of_feedback_and_reward() -> None:
     assert grade(env, task, "<answer>x</answer>").feedback.endswith(f"The right result is {task.target}")
     env.close()
     env, task = first(feedback="none", reward="format")
-    assert grade(env, task, "<answer>x</answer>") == Grade(1.0, success=True, metrics={"correct": 0.0, "format": 1.0, "score": 0.0})
+    assert grade(env, task, "<answer>x</answer>") == Grade(
+        1.0, success=True, metrics={"correct": 0.0, "format": 1.0, "score": 0.0}
+    )
+    assert grade(env, task, f"<answer>{task.target}</answer>").metrics["correct"] == 1.0
     assert grade(env, task, "x") == Grade(0.0, success=False, metrics={"correct": 0.0, "format": 0.0, "score": 0.0})
     env.close()
     env, task = first(answer="text", system="none", format_credit=0.1)
@@ -95,11 +98,18 @@ def test_partial_credit_is_a_near_miss() -> None:
     verdict = grade(env, task, f"<answer>{almost}</answer>")
     assert 0.1 < verdict.reward < 1.0
     assert "close" in verdict.feedback
-    assert ReasoningGym("letter_jumble", reward="correct", train_size=3, test_size=1).grade(task, f"<answer>{almost}</answer>").reward == 0.0  # type: ignore[union-attr]
+    assert (
+        ReasoningGym("letter_jumble", reward="correct", train_size=3, test_size=1)
+        .grade(task, f"<answer>{almost}</answer>")
+        .reward
+        == 0.0
+    )  # type: ignore[union-attr]
     env.close()
 
 
-@pytest.mark.parametrize("attack", ["__import__('os').system('touch {}')", "open('{}', 'w')", "().__class__", "[].append", "lambda: 1"])
+@pytest.mark.parametrize(
+    "attack", ["__import__('os').system('touch {}')", "open('{}', 'w')", "().__class__", "[].append", "lambda: 1"]
+)
 def test_scorers_that_evaluate_do_not_run_what_they_get(countdown: ReasoningGym, tmp_path: Path, attack: str) -> None:
     task = countdown.tasks("train")[0]
     target = tmp_path / "file"

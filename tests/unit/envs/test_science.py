@@ -220,11 +220,9 @@ def test_bad_arguments_and_files_are_one_line(physics: str, tmp_path: Path) -> N
 
 
 def test_gpqa_shuffles_by_question_not_by_run(tmp_path: Path) -> None:
-    rows = [
-        {"Record ID": f"r{i}", "Question": f"Q{i}", "Correct Answer": "right", "Explanation": "No hint.", "High-level domain": "Physics",
-         **{f"Incorrect Answer {j}": f"wrong {j}" for j in (1, 2, 3)}}
-        for i in range(30)
-    ]  # fmt: skip
+    wrong_answers = {f"Incorrect Answer {j}": f"wrong {j}" for j in (1, 2, 3)}
+    known = {"Correct Answer": "right", "Explanation": "No hint.", "High-level domain": "Physics", **wrong_answers}
+    rows = [{"Record ID": f"r{i}", "Question": f"Q{i}", **known} for i in range(30)]
     whole = Gpqa(write(tmp_path / "all.jsonl", rows))
     part = Gpqa(write(tmp_path / "part.jsonl", rows[7:9]))
     targets = [task.target for task in whole.tasks("test")]

@@ -44,7 +44,7 @@ DOCUMENTED = """Your tools:
 Name: Hotel
 Documentation:
 book: Book a room.
-Parameters: {"room": "Required. integer. Its number.", "view": "string. One of: [sea, yard]. The view.", "n": "Array[string]. Names."}
+Parameters: {"room": "Required. integer.", "view": "string. One of: [sea, yard]. The view.", "n": "Array[string]."}
 Output: Done.
  - Format: application/json
 list-rooms: Rooms that are free.
@@ -130,7 +130,9 @@ def test_other_forms() -> None:
         ("a.b", {"x": -1, "y": [1, [2, None]], "z": {"k": True}})
     ]
     assert calls("Sure:\n```python\nf(a=1)\n```", "python") == [("f", {"a": 1})]
-    xml = '<function=book><parameter=room>\n007\n</parameter><parameter=guest>\n12\n</parameter><parameter=extras>\n{"a": 1}\n</parameter></function>'
+    given_xml = {"room": "007", "guest": "12", "extras": '{"a": 1}'}
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>" for key, value in given_xml.items())
+    xml = f"<function=book>{inner}</function>"
     assert calls(xml, "qwen_xml") == [("book", {"room": "007", "guest": "12", "extras": {"a": 1}})]
     assert calls("<function=f><parameter=a>1<parameter=b>x y</function>", "qwen_xml") == [("f", {"a": 1, "b": "x y"})]
 
@@ -163,7 +165,8 @@ def test_reading_never_raises(text: str, form: str) -> None:
 
 
 HOSTILE = [
-    "Action: " * 25_000, "Action: f\n" * 20_000, "Action: f\n" + "\n" * 200_000, 'Action: f\nAction Input: ' + '{"a":' * 40_000,
+    "Action: " * 25_000, "Action: f\n" * 20_000, "Action: f\n" + "\n" * 200_000,
+    'Action: f\nAction Input: ' + '{"a":' * 40_000,
     "<tool_call>" * 18_000, "<tool_call>" + " " * 200_000, '<tool_call>{"name": "f"}</tool_call>' * 6_000,
     "<function=f>" + "<parameter=a>" * 15_000 + "</function>", "<function=f>" + " " * 200_000 + "</function>",
     "[f(a=" + "(" * 19_000, "[f(a=" + "-" * 19_000 + "1)]", "f(" * 90_000, "f(a=1)\n" * 28_000, "```\nf(" * 30_000,
@@ -183,7 +186,7 @@ def test_long_hostile_text_is_linear(text: str, form: str) -> None:
 def test_strict_json_bounds_depth_and_numbers() -> None:
     assert strict_json('{"a": 9007199254740993} rest') == ({"a": 9007199254740993}, 23)
     for text in ('{"a": 1' + "0" * 500 + "}", "[" * 200 + "]" * 200, "[" * 100_000):
-        with pytest.raises(ValueError, match="too large|deep"):
+        with pytest.raises(ValueError, match=r"too large|deep"):
             strict_json(text)
 
 
@@ -225,9 +228,11 @@ def test_optional_calls() -> None:
 @pytest.mark.parametrize(
     ("given_value", "wanted", "equal"),
     [
-        (5.0, 5, True), (5, 5.0, True), (True, 1, False), (1, True, False), (False, 0, False), ("1", 1, False), (1, "1", False),
+        (5.0, 5, True), (5, 5.0, True), (True, 1, False), (1, True, False), (False, 0, False), ("1", 1, False),
+        (1, "1", False),
         (9007199254740992, 9007199254740993, False), (9007199254740992.0, 9007199254740993, False), ([1, 2], [2, 1], False),
-        ({"a": [True]}, {"a": [1]}, False), ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True), ("Paris", "paris", False), ("", "", True),
+        ({"a": [True]}, {"a": [1]}, False), ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True), ("Paris", "paris", False),
+        ("", "", True),
         (None, "", False),
     ],
 )  # fmt: skip
