@@ -54,6 +54,7 @@ _ASK = {
     "short": "{problem}\n\nGive the final answer only, as \\boxed{{answer}}.",
     "none": "{problem}",
 }
+_WORKERS = Workers("sdpo_envs.grading.algebra:equal", timeout=5.0)  # shared by all instances
 _WANTED = r"Write the final answer once, at the end, as \boxed{answer}."
 _GSM8K_FINAL = re.compile(r"####\s*(.+?)\s*$")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
@@ -103,7 +104,7 @@ class Math(Env):
         self._credit = format_credit
         self._feedback = feedback
         self._tolerance = Tolerance(rel, abs)
-        self._workers = Workers("sdpo_envs.grading.algebra:equal", timeout=timeout)
+        self._timeout = timeout
 
     def tasks(self, split: str) -> Sequence[Task]:
         known = list(self._splits) if self._path else list(DATASETS[self._dataset].splits)
@@ -137,7 +138,7 @@ class Math(Env):
         )
 
     def close(self) -> None:
-        self._workers.close()
+        _WORKERS.close()
 
     @cached_property
     def _splits(self) -> dict[str, list[Task]]:
@@ -187,13 +188,18 @@ class Math(Env):
             return False
 
     def _algebra(self, gold: str, given: str, tolerance: Tolerance) -> bool:
-        request: dict[str, Any] = {"gold": gold, "rel": tolerance.rel, "absolute": tolerance.abs}
+        request: dict[str, Any] = {
+            "gold": gold,
+            "rel": tolerance.rel,
+            "absolute": tolerance.abs,
+            "timeout": self._timeout,
+        }
         try:
-            return bool(self._workers.call(given=given, **request))
+            return bool(_WORKERS.call(given=given, **request))
         except WorkerFailure:
             pass  # this answer's fault or ours: the right answer decides
         try:
-            self._workers.call(given=gold, **request)
+            _WORKERS.call(given=gold, **request)
         except WorkerFailure as failure:
             raise GradingError(f"math: the algebra fails on the right answer {quote(gold)} too: {failure}") from failure
         raise _Unfinished

@@ -34,6 +34,8 @@ _SYSTEM = {
 _IN_TAGS = ", in this form: <answer>result</answer>"
 _TEST_SEED = 500_000_000  # item i is made from seed + i: far enough from every training item
 _GENERATE_S = 600.0
+_WORKERS = Workers("sdpo_envs.adapters.reasoning_gym_scorer:run", timeout=60.0)
+"""Shared by all data sets of a process: a mixture of ten of them must not import reasoning-gym in ten times as many."""
 _LONGEST = 20_000  # characters of an answer
 
 
@@ -93,7 +95,7 @@ class ReasoningGym(Env):
         self._feedback = feedback
         self._config = repr(kwargs)
         self._made: dict[str, list[Task]] = {}
-        self._workers = Workers("sdpo_envs.adapters.reasoning_gym_scorer:run", timeout=timeout)
+        self._timeout = timeout
 
     def tasks(self, split: str) -> Sequence[Task]:
         if split not in self._sizes:
@@ -126,15 +128,15 @@ class ReasoningGym(Env):
         )
 
     def close(self) -> None:
-        self._workers.close()
+        _WORKERS.close()
 
     def _generate(self, split: str) -> list[Task]:
         size, seed = self._sizes[split], self._split_seed(split)
         try:
-            names = self._workers.call(action="names")
+            names = _WORKERS.call(action="names")
             if self._name not in names:
                 raise ConfigError(f"reasoning-gym has no data set {self._name!r}", hint=did_you_mean(self._name, names))
-            items = self._workers.call(
+            items = _WORKERS.call(
                 timeout=_GENERATE_S,
                 action="generate",
                 name=self._name,
@@ -196,7 +198,7 @@ class ReasoningGym(Env):
             "index": task.metadata["index"],
         }
         try:
-            score = self._workers.call(**request, answer=given)
+            score = _WORKERS.call(timeout=self._timeout, **request, answer=given)
         except WorkerFailure as failure:
             if failure.kind == "raised":
                 raise GradingError(f"rg:{self._name}: the scorer failed: {failure}") from failure
@@ -207,7 +209,7 @@ class ReasoningGym(Env):
     def _check_scorer(self, task: Task, request: dict[str, Any]) -> None:
         """After a scoring without end: is it this answer, or can nothing be scored here and now?"""
         try:
-            self._workers.call(**request, answer=task.target or "0")
+            _WORKERS.call(timeout=self._timeout, **request, answer=task.target or "0")
         except WorkerFailure as failure:
             raise GradingError(
                 f"rg:{self._name}: the scorer cannot score the right answer either: {failure}"

@@ -93,11 +93,11 @@ class Workers:
             self._idle.put(child)
 
     def close(self) -> None:
-        """End the children; a later call starts new ones."""
-        for _ in range(self.size):
-            if (child := self._idle.get()) is not None:
+        """End the children, each after its call; a later call starts new ones."""
+        for child in [self._idle.get() for _ in range(self.size)]:
+            if child is not None:
                 child.kill()
-        self._open()
+            self._idle.put(None)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_idle"}
