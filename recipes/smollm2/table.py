@@ -1,6 +1,6 @@
 """The table and the picture of docs/results/smollm2.md from the four run directories.
 
-    python recipes/smollm2/table.py runs/smollm2
+python recipes/smollm2/table.py runs/smollm2
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def test_braces_and_slots() -> None:
     )[0]
     assert [m["role"] for m in context.messages] == ["system", "user"]
     assert user_text(context) == "You wrote print({x}): KeyError: {x} {question}"
-    with pytest.raises(ValueError, match=r"context.template has an unknown slot \{foo\}"):
+    with pytest.raises(ValueError, match=r"template has an unknown slot \{foo\}"):
         ContextConfig(template="{foo}")
 
 

@@ -14,6 +14,7 @@ the kernel. Lines on the result descriptor, each after the run's nonce:
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import builtins
 import gc
@@ -103,7 +104,8 @@ def _run(job: dict[str, Any], ready: Ready) -> int:
     else:
         status = 0
         if function:
-            _flush()
+            _flush(sys.stdout)
+            _flush(sys.__stdout__)
             say("value " + text if len(text) <= job["result_bytes"] else "large")
             return 0
     return 1 if function else _leave(space) or status
@@ -165,28 +167,24 @@ def _leave(space: dict[str, Any]) -> int:
     """What an interpreter does at its end, as far as a program can tell: wait for threads, run exit functions, let go of
     the program's objects (files that were not closed are flushed then), flush. 120 if the output could not be written."""
     threading = sys.modules.get("threading")
-    if threading is not None:
+    if threading is not None and _thread._count():
         threading._shutdown()
     atexit._run_exitfuncs()
-    _, stdout, stderr = sys.stdin, sys.stdout, sys.stderr
+    outs = [sys.stdout, sys.__stdout__, sys.stderr]
     space.clear()
     gc.collect()
-    failed = 0
-    for out in (stdout, sys.__stdout__, stderr):
-        try:
-            if out is not None and not out.closed:
-                out.flush()
-        except (OSError, ValueError):
-            failed = 120
-    return failed
+    return 0 if all([_flush(out) for out in outs]) else 120
 
 
-def _flush() -> None:
-    for out in (sys.stdout, sys.__stdout__):
-        try:
-            out.flush()  # type: ignore[union-attr]
-        except (OSError, ValueError, AttributeError):
-            continue
+def _flush(out: Any) -> bool:
+    """Whether the stream, which may be an object of the program, holds nothing back."""
+    if out is None or getattr(out, "closed", False):
+        return True
+    try:
+        out.flush()
+    except BaseException:
+        return False
+    return True
 
 
 def _report(say: Callable[[str], None], exc: BaseException, lines: list[str]) -> None:
@@ -213,6 +211,7 @@ def _report(say: Callable[[str], None], exc: BaseException, lines: list[str]) ->
         if 0 < line <= len(lines):
             out.append("    %s\n" % lines[line - 1].strip()[:500])
     out.append("%s: %s\n" % (kind, message) if message else "%s\n" % kind)
-    _flush()
+    _flush(sys.stdout)
+    _flush(sys.__stdout__)
     sys.__stderr__.write("".join(out))  # type: ignore[union-attr]
     sys.__stderr__.flush()  # type: ignore[union-attr]

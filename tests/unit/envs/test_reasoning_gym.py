@@ -21,7 +21,6 @@ pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (ext
 def sums() -> Iterator[ReasoningGym]:
     env = ReasoningGym("chain_sum", train_size=60, test_size=20, min_terms=2, max_terms=2)
     yield env
-    env.close()
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,6 @@ def countdown() -> Iterator[ReasoningGym]:
     env = ReasoningGym("countdown", train_size=5, test_size=2, timeout=3)
     env.tasks("train")
     yield env
-    env.close()
 
 
 def grade(env: ReasoningGym, task: Task, text: str) -> Grade:
@@ -41,13 +39,11 @@ def grade(env: ReasoningGym, task: Task, text: str) -> Grade:
 def test_tasks_repeat_between_objects_and_splits_do_not_overlap(sums: ReasoningGym) -> None:
     other = ReasoningGym("chain_sum", train_size=60, test_size=20, min_terms=2, max_terms=2)
     assert other.tasks("train") == sums.tasks("train")
-    other.close()
     questions = [{task.prompt[-1]["content"] for task in sums.tasks(split)} for split in ("train", "test")]
     assert not questions[0] & questions[1]
     json.dumps([asdict(task) for task in sums.tasks("train")])
     moved = ReasoningGym("chain_sum", train_size=60, test_size=20, seed=7, min_terms=2, max_terms=2)
     assert moved.tasks("train") != sums.tasks("train")
-    moved.close()
 
 
 def test_contract(sums: ReasoningGym) -> None:
@@ -75,19 +71,16 @@ def test_levels_of_feedback_and_reward() -> None:
 
     env, task = first(feedback="answer")
     assert grade(env, task, "<answer>x</answer>").feedback.endswith(f"The right result is {task.target}")
-    env.close()
     env, task = first(feedback="none", reward="format")
     assert grade(env, task, "<answer>x</answer>") == Grade(
         1.0, success=True, metrics={"correct": 0.0, "format": 1.0, "score": 0.0}
     )
     assert grade(env, task, f"<answer>{task.target}</answer>").metrics["correct"] == 1.0
     assert grade(env, task, "x") == Grade(0.0, success=False, metrics={"correct": 0.0, "format": 0.0, "score": 0.0})
-    env.close()
     env, task = first(answer="text", system="none", format_credit=0.1)
     assert [m["role"] for m in task.prompt] == ["user"]
     assert grade(env, task, f" {task.target}\n").reward == 1.0
     assert grade(env, task, "x").reward == 0.1
-    env.close()
 
 
 def test_partial_credit_is_a_near_miss() -> None:
@@ -104,7 +97,6 @@ def test_partial_credit_is_a_near_miss() -> None:
         .reward
         == 0.0
     )  # type: ignore[union-attr]
-    env.close()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +117,6 @@ def test_literal_eval_replaces_eval_for_boards(tmp_path: Path) -> None:
     target = tmp_path / "file"
     assert grade(env, task, f"<answer>open({str(target)!r}, 'w')</answer>").reward == 0.0
     assert not target.exists()
-    env.close()
 
 
 def test_a_result_without_end_is_wrong_and_the_next_one_is_graded(countdown: ReasoningGym) -> None:
@@ -142,7 +133,6 @@ def test_scorers_that_raise_on_text_mean_a_wrong_answer() -> None:
     verdict = grade(env, task, "<answer>two times three</answer>")
     assert verdict.reward == 0.0
     assert grade(env, task, f"<answer>{task.target}</answer>").reward == 1.0
-    env.close()
 
 
 def test_a_scorer_that_cannot_be_run_is_not_a_wrong_answer(sums: ReasoningGym) -> None:
@@ -150,7 +140,6 @@ def test_a_scorer_that_cannot_be_run_is_not_a_wrong_answer(sums: ReasoningGym) -
     broken = ReasoningGym("chain_sum", train_size=2, test_size=1, timeout=1e-6)
     with pytest.raises(GradingError, match="scorer"):
         broken.grade(lost, "<answer>1</answer>")
-    broken.close()
 
 
 def test_bad_names_and_settings_are_one_line() -> None:

@@ -98,6 +98,26 @@ def test_a_program_reads_and_prints(sandbox: LocalSandbox) -> None:
             "",
             "deep\n",
         ),
+        # fast input and output as contest programs bring it: an object without `closed`, flushed by an exit function
+        (
+            "import sys, os, io, atexit\n"
+            "class Out:\n"
+            "    def __init__(self): self.parts = []\n"
+            "    def write(self, s): self.parts.append(s)\n"
+            "    def flush(self):\n        os.write(1, ''.join(self.parts).encode())\n        self.parts = []\n"
+            "sys.stdout = Out()\nprint('fast')",
+            "",
+            "fast\n",
+        ),
+        (
+            "import sys, io, atexit\nsys.stdout = b = io.StringIO()\natexit.register(lambda: sys.__stdout__.write(b.getvalue()))"
+            "\nprint('late')",
+            "",
+            "late\n",
+        ),
+        ("import sys\nsys.stdout.write('gone')\nsys.stdout.flush()\nsys.stdout.close()", "", "gone"),
+        ("import sys\nsys.stdout = None", "", ""),
+        ("class R:\n    def __del__(self): print('collected')\nr = R()\nr.me = r", "", "collected\n"),
         ("import sqlite3, ssl, zoneinfo, decimal\nprint('late imports')", "", "late imports\n"),
         ("print(input())\nexit()", "a\n", "a\n"),
     ],
