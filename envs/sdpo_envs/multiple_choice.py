@@ -29,7 +29,18 @@ from sdpo.types import Grade, Message, Task
 from sdpo_envs.grading.choice import Choice, extract_choice
 from sdpo_envs.grading.text import final_text, quote
 
-__all__ = ["FORMS", "Feedback", "Form", "MultipleChoice", "Question", "Reward", "remove_duplicates"]
+__all__ = [
+    "FORMS",
+    "LETTERS",
+    "Feedback",
+    "Form",
+    "MultipleChoice",
+    "Question",
+    "Reward",
+    "listed",
+    "one_of",
+    "remove_duplicates",
+]
 
 LETTERS = "ABCDEFGHIJ"
 Reward = Literal["correct", "strict", "format"]

@@ -2,7 +2,7 @@
 
 reasoning-gym's scorers give the attempt to `eval` (matrix and board puzzles) or to `sympy.parse_expr`, which evaluates
 too (countdown, puzzle24, integration, polynomials). Before any of them runs, both names are replaced here by versions
-that take literals and plain arithmetic only.
+that take literals and plain arithmetic only, unless the text is the puzzle's own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -24,11 +24,11 @@ _NAMES = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "
 _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z_]|__|[\[\]{}'\"`;:=@\\]|\blambda\b")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _parse = sympy.parse_expr
-_scoring = False
+_own: frozenset[str] | None = None  # the texts of the puzzle that is being scored
 
 
 def _parse_expr(text: str, *args: Any, **kwargs: Any) -> Any:
-    if _scoring:
+    if _own is not None and text not in _own:
         allowed = _NAMES | {str(name) for name in kwargs.get("local_dict") or ()}
         names = set(_IDENTIFIER.findall(text))
         if len(text) > 2000 or _ATTRIBUTE.search(text) or any(len(name) > 1 and name not in allowed for name in names):
@@ -37,7 +37,7 @@ def _parse_expr(text: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _eval(text: str, *args: Any) -> Any:
-    return ast.literal_eval(text) if _scoring else eval(text, *args)
+    return eval(text, *args) if _own is None or text in _own else ast.literal_eval(text)
 
 
 def _guard() -> None:
@@ -78,8 +78,8 @@ def _item(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _score(dataset: Any, entry: dict[str, Any], answer: str) -> float | None:
     """The scorer's number; None when it could not read this answer although it can read the right one."""
-    global _scoring
-    _scoring = True
+    global _own
+    _own = frozenset(_texts(entry))
     try:
         return float(dataset.score_answer(answer=answer, entry=entry))
     except Exception:
@@ -87,4 +87,15 @@ def _score(dataset: Any, entry: dict[str, Any], answer: str) -> float | None:
             dataset.score_answer(answer=entry["answer"], entry=entry)  # if this raises too, the scorer is broken
         return None
     finally:
-        _scoring = False
+        _own = None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)

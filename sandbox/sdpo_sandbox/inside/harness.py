@@ -170,10 +170,12 @@ def _leave(space: dict[str, Any]) -> int:
     if threading is not None and _thread._count():
         threading._shutdown()
     atexit._run_exitfuncs()
-    outs = [sys.stdout, sys.__stdout__, sys.stderr]
+    outs = (sys.stdout, sys.stderr, sys.__stdout__)
+    failures = [out for out in outs if not _flush(out)]
     space.clear()
     gc.collect()
-    return 0 if all([_flush(out) for out in outs]) else 120
+    _flush(outs[-1])
+    return 120 if failures else 0
 
 
 def _flush(out: Any) -> bool:

@@ -235,14 +235,14 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-@pytest.fixture
-def env(tmp_path: Path) -> Iterator[Math]:
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Math]:
     rows = [
         {"question": "1+1449?", "answer": "It is <<1+1449=1450>>1450.\n#### 1,450"},
         {"problem": "Half?", "answer": r"\frac{1}{2}"},
         {"problem": "Root?", "solution": r"So \boxed{\sqrt{2}}."},
     ]
-    made = Math(path=write(tmp_path / "rows.jsonl", rows), timeout=2)
+    made = Math(path=write(tmp_path_factory.mktemp("math") / "rows.jsonl", rows), timeout=2)
     yield made
     made.close()
 
@@ -298,7 +298,6 @@ def test_our_own_failure_is_not_a_wrong_answer(tmp_path: Path) -> None:
     with pytest.raises(GradingError, match="fails on the right answer"):
         grade(overloaded, task, r"\boxed{\sqrt{3}}")
     assert grade(overloaded, task, r"\boxed{\sqrt 2}").reward == 1  # needs no algebra
-    overloaded.close()
 
 
 def test_bad_rows_and_arguments(tmp_path: Path) -> None:

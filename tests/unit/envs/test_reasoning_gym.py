@@ -21,13 +21,12 @@ pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (ext
 def sums() -> Iterator[ReasoningGym]:
     env = ReasoningGym("chain_sum", train_size=60, test_size=20, min_terms=2, max_terms=2)
     yield env
+    env.close()  # the grading processes, which all data sets share
 
 
 @pytest.fixture(scope="module")
-def countdown() -> Iterator[ReasoningGym]:
-    env = ReasoningGym("countdown", train_size=5, test_size=2, timeout=3)
-    env.tasks("train")
-    yield env
+def countdown() -> ReasoningGym:
+    return ReasoningGym("countdown", train_size=5, test_size=2, timeout=3)
 
 
 def grade(env: ReasoningGym, task: Task, text: str) -> Grade:
@@ -117,6 +116,12 @@ def test_literal_eval_replaces_eval_for_boards(tmp_path: Path) -> None:
     target = tmp_path / "file"
     assert grade(env, task, f"<answer>open({str(target)!r}, 'w')</answer>").reward == 0.0
     assert not target.exists()
+
+
+def test_scorers_may_evaluate_their_own_puzzle() -> None:
+    env = ReasoningGym("bitwise_arithmetic", train_size=2, test_size=1)
+    for task in env.tasks("train"):
+        assert grade(env, task, f"<answer>{task.target}</answer>").reward == 1.0
 
 
 def test_a_result_without_end_is_wrong_and_the_next_one_is_graded(countdown: ReasoningGym) -> None:

@@ -110,8 +110,8 @@ def test_a_program_reads_and_prints(sandbox: LocalSandbox) -> None:
             "fast\n",
         ),
         (
-            "import sys, io, atexit\nsys.stdout = b = io.StringIO()\natexit.register(lambda: sys.__stdout__.write(b.getvalue()))"
-            "\nprint('late')",
+            "import sys, io, atexit\nsys.stdout = b = io.StringIO()\n"
+            "atexit.register(lambda: sys.__stdout__.write(b.getvalue()))\nprint('late')",
             "",
             "late\n",
         ),
