@@ -44,11 +44,8 @@ TARGETS = {
 
 def cpu() -> float:
     """CPU seconds of this process and of all children that have ended."""
-    return sum(
-        getattr(resource.getrusage(who), field)
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        for field in ("ru_utime", "ru_stime")
-    )
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def cold(command: list[str], code: str, runs: int, workers: int) -> tuple[float, float]:

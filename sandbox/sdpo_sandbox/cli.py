@@ -26,14 +26,15 @@ def check(
     from rich.table import Table
 
     from sdpo_sandbox.attacks import Attack, World, run_attacks
-    from sdpo_sandbox.levels import Level, available
+    from sdpo_sandbox.levels import Level, offer
     from sdpo_sandbox.local import LocalSandbox
 
     console = Console()
     if level and level not in list(Level):
         raise ConfigError(f"level {level!r}", hint=did_you_mean(level, map(str, Level)))
     chosen = Level(level) if level else None
-    for name, reason in available().items():
+    for name in Level:
+        reason = offer(name)
         console.print(f"{'[green]yes[/]' if reason else '[red]no [/]'}  {name}" + (f"  ({reason})" if reason else ""))
 
     async def attack(world: World) -> list[tuple[Attack, bool, str]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable
 from enum import Enum
 
 from sdpo.errors import SandboxError
 from sdpo_sandbox.inside import landlock, seccomp
 
-__all__ = ["Level", "available", "choose"]
+__all__ = ["Level", "choose", "offer"]
 
 
 class Level(str, Enum):
@@ -31,16 +31,16 @@ class Level(str, Enum):
     __str__ = str.__str__
 
 
-def available() -> dict[Level, str]:
-    """What is on offer here, each with what it rests on; empty reasons mean "not available"."""
-    landlock_abi = landlock.abi()
-    filters = seccomp.supported()
-    return {
-        Level.FULL: f"Landlock ABI {landlock_abi}, seccomp filters" if landlock_abi and filters else "",
-        Level.NO_OPEN: "seccomp filters" if filters else "",
-        Level.BWRAP: "bwrap" if _bwrap_works() else "",
-        Level.NONE: "always",
-    }
+def offer(level: Level) -> str:
+    """What a level rests on here; "" when this machine does not offer it."""
+    if level is Level.NONE:
+        return "always"
+    if level is Level.BWRAP:
+        return "bwrap" if _bwrap_works() else ""
+    filters = "seccomp filters" if seccomp.supported() else ""
+    if level is Level.NO_OPEN or not filters:
+        return filters
+    return f"Landlock ABI {landlock.abi()}, {filters}" if landlock.abi() else ""
 
 
 def _bwrap_works() -> bool:
@@ -56,25 +56,25 @@ def _bwrap_works() -> bool:
     return done.returncode == 0
 
 
-def choose(require: str, unsafe: bool, offers: Mapping[Level, str]) -> Level:
+def choose(require: str, unsafe: bool, offers: Callable[[Level], str] = offer) -> Level:
     """The best level of this machine.
 
     Args:
         require: "full" accepts `Level.FULL` only, "best_effort" any that isolates.
         unsafe: accept `Level.NONE` where nothing else is to be had.
-        offers: see `available`.
+        offers: as `offer`.
 
     Raises:
         SandboxError: nothing acceptable here.
     """
-    wanted = [Level.FULL] if require == "full" else [Level.FULL, Level.NO_OPEN, Level.BWRAP]
-    for level in wanted:
-        if offers[level]:
+    levels = [Level.FULL, Level.NO_OPEN, Level.BWRAP]
+    for level in levels[:1] if require == "full" else levels:
+        if offers(level):
             return level
     if unsafe:
         return Level.NONE
-    have = ", ".join(str(level) for level, reason in offers.items() if reason and level is not Level.NONE) or "none"
+    have = ", ".join(str(level) for level in levels if offers(level)) or "none"
     raise SandboxError(
         f"no isolation of level {require!r} on this machine (kernel {os.uname().release}; available: {have})",
-        hint="use a Linux kernel with Landlock (5.13) and seccomp, or a Sandbox Fusion server: sandbox = 'http://host:8080'",
+        hint="use Linux with Landlock (5.13) and seccomp, or a Sandbox Fusion server: sandbox = 'http://host:8080'",
     )

@@ -23,7 +23,7 @@ from typing import Any
 
 from sdpo.errors import ConfigError, SandboxError
 from sdpo_sandbox.base import DEFAULT_LIMITS, Limits, Program, RunResult, Test
-from sdpo_sandbox.levels import Level, available, choose
+from sdpo_sandbox.levels import Level, choose
 from sdpo_sandbox.observe import Observation, conclude, make_job
 from sdpo_sandbox.prelude import COMMON_MODULES, COMPETITION_MODULES, COMPETITION_PRELUDE, MORE_MODULES
 from sdpo_sandbox.slot import Lost, Slot
@@ -70,7 +70,7 @@ class LocalSandbox:
             raise SandboxError(
                 "isolation level 'none' without unsafe = true", hint="leave out level, or set unsafe = true"
             )
-        self.level = choose(require, unsafe, available()) if level is None else level
+        self.level = choose(require, unsafe) if level is None else level
         if self.level is not Level.FULL:
             log.warning("sandbox: isolation level is %r, not %r", str(self.level), str(Level.FULL))
         modules = COMPETITION_MODULES + COMMON_MODULES + (MORE_MODULES if self.level is Level.NO_OPEN else ())

@@ -118,10 +118,14 @@ class Slot:
         except OSError:
             ready = False
         if not ready:
-            said = os.pread(self._log, 1 << 16, 0).decode("utf-8", "replace").strip().splitlines()
+            said = self._last_words()
             self.close()
-            raise SandboxError(f"the fork server ({self._level}) did not start: {said[-1] if said else 'no message'}")
+            raise SandboxError(f"the fork server ({self._level}) did not start: {said}")
         self._greeted = True
+
+    def _last_words(self) -> str:
+        said = _read_ends(self._log, 1 << 16).decode("utf-8", "replace").strip().splitlines()
+        return said[-1][:300] if said else "it ended without a message"
 
     def close(self) -> None:
         """End the fork server, and with it what it runs. Idempotent."""
@@ -198,7 +202,7 @@ class Slot:
             except OSError as exc:
                 raise Lost(str(exc)) from exc
             if not started or not descriptors:
-                raise Lost("the fork server ended")
+                raise Lost(self._last_words())
             stack.callback(os.close, descriptors[0])
             begun = time.monotonic()
             killed, (status, cpu, peak) = self._watch(Process(descriptors[0]), limits, cancel, begun)
@@ -256,7 +260,7 @@ class Slot:
         except OSError as exc:
             raise Lost(str(exc)) from exc
         if not message:
-            raise Lost("the fork server ended")
+            raise Lost(self._last_words())
         status, cpu, peak = ANSWER.unpack(message)
         return status, cpu, peak
 

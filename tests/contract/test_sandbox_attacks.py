@@ -23,12 +23,12 @@ import pytest
 from sdpo.errors import SandboxError
 from sdpo_sandbox import COMPETITION_PRELUDE, Call, Limits, Program, RunResult, Status
 from sdpo_sandbox.attacks import ATTACKS, Attack, World, run_attack
-from sdpo_sandbox.levels import Level, available
+from sdpo_sandbox.levels import Level, offer
 from sdpo_sandbox.local import LocalSandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT.parent / "shared" / "cases" / "sandbox_attacks.jsonl"
-OFFERS = available()
+OFFERS = {level: offer(level) for level in Level}
 LEVELS = [Level.FULL, Level.NO_OPEN]
 
 

@@ -27,7 +27,7 @@ KINDS: list[tuple[str, Status, int]] = [  # code, status, weight
     ("b = bytearray(1 << 30)", Status.MEMORY_LIMIT, 1),
     ("import os\nwhile True:\n    try: os.fork()\n    except OSError: break", Status.OK, 1),
 ]
-LIMITS = Limits(cpu_s=0.3, wall_s=2.0, memory_mb=256, output_bytes=1 << 20)
+LIMITS = Limits(cpu_s=0.3, wall_s=1.5, memory_mb=256, output_bytes=1 << 20)
 
 
 def resident(pid: int | str = "self") -> int:

@@ -7,13 +7,13 @@ from typer.testing import CliRunner
 from sdpo.errors import ConfigError
 from sdpo_sandbox.attacks import ATTACKS
 from sdpo_sandbox.cli import app
-from sdpo_sandbox.levels import Level, available
+from sdpo_sandbox.levels import Level, offer
 
 
 def test_check_runs_the_attacks() -> None:
     outcome = CliRunner().invoke(app, ["check"])
     assert str(Level.FULL) in outcome.output
-    if available()[Level.FULL]:
+    if offer(Level.FULL):
         assert outcome.exit_code == 0, outcome.output
         assert f"{len(ATTACKS)} of {len(ATTACKS)} attacks stopped" in outcome.output
 
