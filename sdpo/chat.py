@@ -18,6 +18,7 @@ from sdpo.types import Message
 
 __all__ = ["Chat", "remove_thinking"]
 
+_LONGEST_TOKEN = 32  # characters: far above the mean of any tokenizer
 _THINKING_TAGS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
@@ -64,6 +65,11 @@ class Chat:
         self.template_kwargs = dict(template_kwargs or {})
         special = {str(token) for token in tokenizer.all_special_tokens}
         special |= {str(t.content) for t in tokenizer.added_tokens_decoder.values() if t.special}
+        self._special_ids = set(map(int, tokenizer.all_special_ids)) | {
+            int(i) for i, t in tokenizer.added_tokens_decoder.items() if t.special
+        }
+        tags = {tag for pair in _THINKING_TAGS for tag in pair}
+        self._thinking_ids = {i for i in self._special_ids if tokenizer.convert_ids_to_tokens(i) in tags}
         spelled = sorted((s for s in special if len(s) > 1), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, spelled))) if spelled else None
 
@@ -93,7 +99,7 @@ class Chat:
                     **self.template_kwargs,
                 )
             )
-        except jinja2.TemplateError as exc:
+        except (jinja2.TemplateError, TypeError, ValueError) as exc:
             roles = " ".join(m["role"] for m in messages)
             raise ConfigError(
                 f"the chat template of {self.name} refuses the roles [{roles}]: {exc}",
@@ -112,9 +118,23 @@ class Chat:
         """The text of token ids; special tokens are left out unless asked for."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=not special))
 
+    def completion_text(self, ids: Sequence[int]) -> str:
+        """A completion for graders and demonstrations: without special tokens, save those that enclose thinking.
+
+        Some tokenizers hold thinking tags as special tokens; without them thoughts would run into the answer.
+        """
+        if not self._thinking_ids.intersection(ids):
+            return self.decode(ids)
+        kept = [i for i in ids if i in self._thinking_ids or i not in self._special_ids]
+        return self.decode(kept, special=True)
+
     def neutralise(self, text: str) -> str:
         """The text with every spelled-out special token broken up, so that it is read as text."""
         return self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text) if self._special else text
+
+    def count(self, text: str, most: int) -> int:
+        """Tokens of a text, or `most` where it has more."""
+        return min(most, len(self.encode(text[: _LONGEST_TOKEN * most])))
 
     def cut(self, text: str, budget: int, *, middle: bool = False) -> tuple[str, int]:
         """The text within a budget of tokens, what was cut marked in it.
@@ -123,8 +143,11 @@ class Chat:
             middle: keep both ends instead of the beginning.
 
         Returns:
-            The text and the number of tokens cut.
+            The text and the number of tokens cut (of a text of megabytes at least that number).
         """
+        most = _LONGEST_TOKEN * budget  # characters; tokenising megabytes to keep a page would take seconds
+        if len(text) > most:
+            text = f"{text[: most // 2]}{text[len(text) - most // 2 :]}" if middle else text[:most]
         ids = self.encode(text)
         lost = len(ids) - budget
         if lost <= 0:

@@ -64,8 +64,8 @@ def save(folder: Path, step: int, policy: Policy, stepper: Stepper, state: Mappi
 
 def latest(folder: Path) -> Path | None:
     """The newest whole checkpoint in a run's `checkpoints` folder."""
-    found = sorted(p for p in folder.glob("[0-9]*") if (p / "trainer" / "state.json").is_file())
-    return found[-1] if found else None
+    found = [p for p in folder.glob("[0-9]*") if (p / "trainer" / "state.json").is_file()]
+    return max(found, key=lambda p: int(p.name), default=None)
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def restore(checkpoint: Path, policy: Policy, stepper: Stepper) -> None:
 
 def prune(folder: Path, keep: int, protect: Sequence[int]) -> None:
     """Remove all but the newest `keep` checkpoints and those of the steps in `protect`."""
-    found = sorted(p for p in folder.glob("[0-9]*") if p.is_dir())
+    found = sorted((p for p in folder.glob("[0-9]*") if p.is_dir()), key=lambda p: int(p.name))
     spared = {f"{step:06d}" for step in protect} | {p.name for p in found[-keep:]}
     for path in found:
         if path.name not in spared:
@@ -100,19 +100,17 @@ def prune(folder: Path, keep: int, protect: Sequence[int]) -> None:
 
 def _load_weights(checkpoint: Path, policy: Policy) -> None:
     model: Any = policy.model
-    weights: dict[str, torch.Tensor] = {}
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        weights |= load_file(file)
     if hasattr(model, "peft_config"):
         from peft import set_peft_model_state_dict
 
+        weights = load_file(checkpoint / "adapter_model.safetensors")
         odd = set_peft_model_state_dict(model, weights).unexpected_keys
-    else:
-        result = model.load_state_dict(weights, strict=False)
-        tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
-        odd = [*result.unexpected_keys, *(k for k in result.missing_keys if k not in tied)]
-    if odd:
-        raise CheckpointError(f"the weights in {checkpoint} do not fit the model: {odd[0]}")
+        if odd:
+            raise CheckpointError(f"the weights in {checkpoint} do not fit the model: {odd[0]}")
+        return
+    # transformers renames and fuses parameters between file and module for some models, so it has to do the reading.
+    fresh = type(model).from_pretrained(checkpoint, dtype=model.dtype)
+    model.load_state_dict(fresh.state_dict())
 
 
 def _flush(folder: Path) -> None:

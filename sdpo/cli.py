@@ -96,6 +96,8 @@ def evaluate(
     from sdpo.jsonl import write_json
     from sdpo.run import write_groups
 
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}", hint="create it first")
     result, groups = run(_configured(context, recipe), checkpoint)
     low, high = result.interval
     typer.echo(f"avg@{result.rollouts} {result.success:.4f}  (95 % interval over tasks: {low:.4f} to {high:.4f})")

@@ -131,6 +131,18 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"train.prompts_per_step = {train.prompts_per_step} is no multiple of "
             f"train.mini_batch_prompts = {train.mini_batch_prompts}"
         )
+    if config.algo.name == "sample_routing":
+        aggregations = {"policy.aggregation": config.policy.aggregation, "loss.aggregation": loss.aggregation}
+        for key, value in aggregations.items():
+            if value != "token_mean":
+                yield f'{key} = "{value}": sample_routing divides by all routed tokens; leave it at "token_mean"'
+        if loss.denominator != "active":
+            yield f'loss.denominator = "{loss.denominator}": sample_routing divides by all routed tokens; leave it out'
+    if train.resample_rounds and ("loss" in algorithm.sections or train.rollouts_per_prompt == 1):
+        yield (
+            f"train.resample_rounds = {train.resample_rounds} drops groups with equal rewards: those of one rollout always, "
+            "and those that a teacher could still learn from; set it to 0"
+        )
     if config.algo.name == "sdpo_grpo" and config.algo.mix in (0, 1):
         plain = "sdpo" if config.algo.mix == 0 else "grpo"
         yield f'algo.mix = {config.algo.mix:g} is plain {plain.upper()}; use algo.name = "{plain}"'

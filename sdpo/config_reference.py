@@ -19,9 +19,10 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from sdpo.algorithms import ALGORITHMS
-from sdpo.config import Config, MonitorConfig, Section
+from sdpo.config import Config, MonitorConfig
 from sdpo.metrics import METRICS
 from sdpo.monitor import MONITORS, Rule
+from sdpo.settings import Section
 
 __all__ = ["configuration", "main", "troubleshooting"]
 

@@ -79,6 +79,8 @@ class ContextBuilder:
         return (*before, Message(role=task.prompt[-1]["role"], content=text))
 
     def _demonstration(self, group: Group, rollout: Rollout, step: int) -> tuple[str, int | Literal["task"] | None]:
+        if "{demonstration}" not in self.config.template:
+            return "", None
         if self.config.demonstration in ("sibling", "sibling_or_task"):
             candidates = {r.index: text for r in group.successes if (text := self._clean(r.completion.text))}
             if rollout.index in candidates:
@@ -101,7 +103,9 @@ class ContextBuilder:
 
     def _feedback(self, rollout: Rollout, *, shown: bool) -> str:
         assert rollout.grade is not None
-        if self.config.feedback == "never" or (rollout.success and not self.config.feedback_on_success):
+        if self.config.feedback == "never" or "{feedback}" not in self.config.template:
+            return ""
+        if rollout.success and not self.config.feedback_on_success:
             return ""
         if self.config.feedback == "without_demonstration" and shown:
             return ""
@@ -114,13 +118,14 @@ class ContextBuilder:
         """Cut demonstration and feedback until the prompt fits; None when the question alone does not."""
         cfg, chat = self.config, self.chat
         room = {
-            "demonstration": min(cfg.max_demonstration_tokens, len(chat.encode(material.demonstration))),
-            "feedback": min(cfg.max_feedback_tokens, len(chat.encode(material.feedback))),
+            "attempt": chat.count(material.attempt, cfg.max_feedback_tokens),
+            "feedback": chat.count(material.feedback, cfg.max_feedback_tokens),
+            "demonstration": chat.count(material.demonstration, cfg.max_demonstration_tokens),
         }
         while True:
             demonstration, lost_demonstration = chat.cut(material.demonstration, room["demonstration"], middle=True)
             feedback, lost_feedback = chat.cut(material.feedback, room["feedback"])
-            attempt, lost_attempt = chat.cut(material.attempt, cfg.max_feedback_tokens, middle=True)
+            attempt, lost_attempt = chat.cut(material.attempt, room["attempt"], middle=True)
             messages = self.messages(task, demonstration, feedback, attempt)
             ids = chat.prompt_ids(messages)
             excess = len(ids) - cfg.max_prompt_tokens
@@ -132,9 +137,10 @@ class ContextBuilder:
                     used_feedback=bool(feedback),
                     truncated=lost_demonstration + lost_feedback + lost_attempt,
                 )
-            give = "feedback" if room["feedback"] > _SMALLEST_CUT else "demonstration"
-            if room[give] <= _SMALLEST_CUT:
-                if not (material.demonstration and material.feedback):
-                    return None
+            give = next((part for part, tokens in room.items() if tokens > _SMALLEST_CUT), None)
+            if give is not None:
+                room[give] = max(_SMALLEST_CUT, room[give] - excess)
+            elif material.demonstration and material.feedback:
                 return self._fit(task, replace(material, feedback=""))
-            room[give] = max(_SMALLEST_CUT, room[give] - excess)
+            else:
+                return None

@@ -122,12 +122,11 @@ def load_env(name: str, **args: Any) -> Env:
         ConfigError: the environment does not take these arguments, or is not an `Env`.
     """
     cls, leading = _find(name)
+    if not inspect.isclass(cls) or not issubclass(cls, Env) or inspect.isabstract(cls):
+        raise ConfigError(f"{name!r} is no environment", hint="name a subclass of sdpo.Env with tasks and grade")
     try:
         inspect.signature(cls).bind(*leading, **args)
     except TypeError as exc:
         accepted = [p for p in inspect.signature(cls).parameters if p not in ("args", "kwargs")][len(leading) :]
         raise ConfigError(f"environment {name!r}: {exc}", hint=f"it takes: {', '.join(accepted) or 'nothing'}") from exc
-    env = cls(*leading, **args)
-    if not isinstance(env, Env):
-        raise ConfigError(f"{name!r} is a {type(env).__name__}, not an sdpo.Env", hint="subclass sdpo.Env")
-    return env
+    return cls(*leading, **args)

@@ -120,7 +120,9 @@ def evaluate(config: Config, checkpoint: str | Path | None = None) -> tuple[Eval
         ConfigError: model, environment or split cannot be had.
     """
     if checkpoint is not None:
-        model = config.model.model_copy(update={"path": str(checkpoint), "lora_rank": 0})
+        model = config.model.model_copy(
+            update={"path": str(checkpoint), "lora_rank": 0, "gguf_file": None, "revision": None}
+        )
         config = config.model_copy(update={"model": model})
     with Session(config) as session:
         return evaluate_tasks(session, session.task_set(config.eval.split, config.eval.tasks), config)

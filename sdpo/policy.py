@@ -46,6 +46,12 @@ class Policy:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def positions(self) -> int:
+        """Longest sequence that the model takes, in tokens."""
+        config: Any = self.model.config
+        return int(getattr(config, "max_position_embeddings", None) or 2**31)
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that the optimiser moves, by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -82,7 +88,9 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> Policy:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
         if config.attention is not None:
             options["attn_implementation"] = config.attention
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype), **options)
+        adapter = _adapter(path, config)
+        source = path if adapter is None else adapter
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, config.dtype), **options)
     chat = Chat(tokenizer, config.template_kwargs, name=config.path)
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
@@ -90,7 +98,11 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> Policy:
             f"the tokenizer of {config.path} has {len(tokenizer)} tokens, the model only {rows}",
             hint="tokenizer and weights are of different models",
         )
-    if config.lora_rank and not hasattr(model, "peft_config"):
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, path, is_trainable=True)
+    elif config.lora_rank:
         torch.manual_seed(seed)
         model = _with_lora(model, config)
     if config.gradient_checkpointing:
@@ -101,6 +113,23 @@ def load_policy(config: ModelConfig, *, seed: int = 0) -> Policy:
     model.to(device).train()
     compute = _compute(config.compute, device)
     return Policy(model, chat, _stop_ids(model, chat), lambda: _autocast(device, compute), compute)
+
+
+def _adapter(path: str, config: ModelConfig) -> str | None:
+    """The base model of a folder that holds a LoRA adapter; None for a folder or hub id of a whole model."""
+    if not (Path(path) / "adapter_config.json").is_file():
+        return None
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        raise MissingDependencyError(f"the adapter in {path}", extra="peft") from None
+    stored = LoraConfig.from_pretrained(path)
+    if config.lora_rank not in (0, stored.r):
+        raise ConfigError(
+            f"model.lora_rank = {config.lora_rank}, but the adapter in {path} has rank {stored.r}",
+            hint="leave model.lora_rank out to go on with the adapter",
+        )
+    return str(stored.base_model_name_or_path)
 
 
 def _with_lora(model: Any, config: ModelConfig) -> Any:
@@ -132,7 +161,9 @@ def _stop_ids(model: Any, chat: Chat) -> tuple[int, ...]:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with boundary(f"use model.device = {name!r}", ConfigError, RuntimeError, hint='"auto", "cpu" or "cuda"'):
+    with boundary(
+        f"use model.device = {name!r}", ConfigError, RuntimeError, AssertionError, hint='"auto", "cpu" or "cuda"'
+    ):
         device = torch.device(name)
         torch.empty(0, device=device)
     return device

@@ -10,10 +10,12 @@ import asyncio
 import inspect
 import math
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sdpo.config import EnvConfig
@@ -76,6 +78,10 @@ class Grader:
         whole = asyncio.run_coroutine_threadsafe(self._group(task, texts), self._loop)
         return [_item(whole, i) for i in range(len(texts))]
 
+    def patience(self, rollouts: int) -> float:
+        """Seconds within which so many rollouts are graded or given up, as long as the event loop runs."""
+        return self.config.timeout * (1 + rollouts / self.config.max_concurrent) + 5.0
+
     @property
     def groupwise(self) -> bool:
         """Whether the environment wants whole groups."""
@@ -106,57 +112,89 @@ class Grader:
         """The call's result, or a Failure that names where it went wrong."""
         async with self._slots:
             try:
-                return await asyncio.wait_for(_in_thread_or_loop(call), self.config.timeout)
+                value, error = await asyncio.wait_for(_outcome(call), self.config.timeout)
             except (asyncio.TimeoutError, TimeoutError):
                 return Failure("env.grade", f"no verdict within env.timeout = {self.config.timeout:g} s")
-            except SandboxError as exc:
-                return Failure("sandbox", str(exc))
-            except GradingError as exc:
-                return Failure("env.grade", str(exc))
-            except Exception as exc:
-                frame = traceback.extract_tb(exc.__traceback__)[-1]
-                return Failure("env.grade", f"{type(exc).__name__}: {exc} ({frame.filename}:{frame.lineno})"[:500])
+            except asyncio.CancelledError:
+                return Failure("env.grade", "the grader was cancelled")
+        return value if error is None else _failure(error)
 
     def _checked(self, verdict: Any) -> Grade | Failure:
+        """The verdict with `success` decided, or a Failure for what is none."""
         if not isinstance(verdict, Grade):
             return Failure("env.grade", f"returned {_short(verdict)}, not a Grade")
-        if not math.isfinite(verdict.reward):
-            return Failure("env.grade", f"returned the reward {verdict.reward}")
-        if verdict.success is None:
-            return replace(verdict, success=verdict.reward >= self.config.success_threshold)
-        return verdict
+        try:
+            reward = float(verdict.reward)
+            metrics = {str(name): float(value) for name, value in dict(verdict.metrics).items()}
+            success = reward >= self.config.success_threshold if verdict.success is None else bool(verdict.success)
+        except (TypeError, ValueError, OverflowError):
+            return Failure("env.grade", f"returned {_short(verdict)}, whose numbers are none")
+        if not math.isfinite(reward):
+            return Failure("env.grade", f"returned the reward {reward}")
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return Grade(reward, str(verdict.feedback or ""), success, finite)
 
 
-async def _in_thread_or_loop(call: Callable[[], Any]) -> Any:
-    # A thread of its own, and a daemon: a pool's threads are joined at exit, where one hung grader would hang the run.
+def _failure(error: BaseException) -> Failure:
+    if isinstance(error, SandboxError):
+        return Failure("sandbox", str(error))
+    if isinstance(error, GradingError):
+        return Failure("env.grade", str(error))
+    try:
+        told = str(error)
+    except Exception:
+        told = "its message cannot be read"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return Failure("env.grade", f"{type(error).__name__}: {told}{where}"[:500])
+
+
+async def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What a grader returned or raised. Everything it can raise is data here, SystemExit and StopIteration too: in a
+    thread they would be lost, in the event loop they would end it."""
     loop = asyncio.get_running_loop()
-    result: asyncio.Future[Any] = loop.create_future()
+    result: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
-    def settle(setter: Callable[[Any], None], value: Any) -> None:
+    def settle(value: Any, error: BaseException | None) -> None:
         if not result.done():
-            setter(value)
+            result.set_result((value, error))
 
     def work() -> None:
         try:
-            value = call()
-        except Exception as exc:
-            loop.call_soon_threadsafe(settle, result.set_exception, exc)
-        else:
-            loop.call_soon_threadsafe(settle, result.set_result, value)
+            value, error = call(), None
+        except BaseException as exc:
+            value, error = None, exc
+        loop.call_soon_threadsafe(settle, value, error)
 
+    # A thread of its own, and a daemon: a pool's threads are joined at exit, where one hung grader would hang the run.
     threading.Thread(target=work, name="grade", daemon=True).start()
-    value = await result
-    return await value if inspect.isawaitable(value) else value
+    value, error = await result
+    if error is None and inspect.isawaitable(value):
+        try:
+            return await value, None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:
+            return None, exc
+    return value, error
 
 
 def _item(whole: Future[list[Grade | Failure]], index: int) -> Future[Grade | Failure]:
     part: Future[Grade | Failure] = Future()
-    whole.add_done_callback(lambda f: part.set_result(f.result()[index]))
+
+    def settle(done: Future[list[Grade | Failure]]) -> None:
+        error = done.exception()
+        part.set_result(done.result()[index] if error is None else _failure(error))
+
+    whole.add_done_callback(settle)
     return part
 
 
 def _short(value: object) -> str:
-    return f"{type(value).__name__} {value!r}"[:120]
+    try:
+        return f"{type(value).__name__} {value!r}"[:120]
+    except Exception:
+        return type(value).__name__
 
 
 def collect(
@@ -188,17 +226,31 @@ def collect(
             verdicts[i][j] = grader.submit(tasks[i], completion.text)
         elif missing[i] == 0:
             verdicts[i] = grader.submit_group(tasks[i], [c.text for c in completions[i] if c is not None])
+    for i, task in enumerate(tasks):
+        if grader.groupwise and missing[i]:  # the sampler lost some of the group: grade what there is
+            there = [j for j, c in enumerate(completions[i]) if c is not None]
+            graded = grader.submit_group(task, [c.text for c in completions[i] if c is not None])
+            for j, future in zip(there, graded, strict=True):
+                verdicts[i][j] = future
+    deadline = time.monotonic() + grader.patience(n * len(tasks))
     groups = []
     for i, task in enumerate(tasks):
         rollouts = []
         for j, sampled in enumerate(completions[i]):
             if sampled is None:
                 continue  # the sampler lost it: a group may be smaller than asked for
-            verdict = verdicts[i][j].result()
+            verdict = _settled(verdicts[i][j], deadline)
             grade, failure = (None, verdict) if isinstance(verdict, Failure) else (verdict, None)
             rollouts.append(Rollout(task.id, j, tuple(prompts[i]), sampled, grade, failure))
         groups.append(Group(task, tuple(rollouts)))
     return groups
+
+
+def _settled(verdict: Future[Grade | Failure], deadline: float) -> Grade | Failure:
+    try:
+        return verdict.result(max(0.0, deadline - time.monotonic()))
+    except (FutureTimeoutError, TimeoutError):
+        return Failure("env.grade", "no verdict: an asynchronous grader blocks the event loop")
 
 
 def check_failures(groups: Sequence[Group], limit: float) -> None:

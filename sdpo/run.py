@@ -83,6 +83,11 @@ class RunDir:
         self._lock: int | None = None
 
     @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuse at once what `open` would refuse; touches nothing. Raises ConfigError as `open` does."""
+        cls(Path(config.run.dir).expanduser())._check(config)
+
+    @classmethod
     def open(cls, config: Config, argv: Sequence[str] = ()) -> RunDir:
         """Create the directory of `config.run`, or take up the one that is there.
 

@@ -198,6 +198,11 @@ class ContextConfig(Section):
                     raise ValueError(f"{key} has an unknown slot {{{name}}}; {did_you_mean(name, slots)}")
                 if spec or conversion:
                     raise ValueError(f"{key}: the slot {{{name}}} takes no format")
+        if not any(slot in self.template for slot in ("{demonstration}", "{feedback}", "{attempt}")):
+            raise ValueError("template shows the teacher nothing new; it needs {demonstration} or {feedback}")
+        for key, slot in (("demonstration_template", "{demonstration}"), ("feedback_template", "{feedback}")):
+            if slot not in getattr(self, key):
+                raise ValueError(f"{key} lacks its slot {slot}")
         return self
 
 

@@ -95,31 +95,34 @@ class Stepper:
         mini = self.config.train.mini_batch_prompts or max(1, len(groups))
         parts = [[e for e in examples if start <= e.group < start + mini] for start in range(0, len(groups), mini)]
         parts = [part for part in parts if part]
-        old = [self._score(part) if len(parts) > 1 else None for part in parts]
+        old = [self._score(self._used(part)) if len(parts) > 1 else None for part in parts]
         losses = [self._optimise(part, before) for part, before in zip(parts, old, strict=True)]
         metrics = {name: total / count for name, (total, count) in self._sums.items() if count}
         metrics["optimiser_steps"] = float(len(parts))
         return Optimised(sum(losses) / max(1, len(losses)), metrics, dict(self._timings))
 
+    def _used(self, examples: Sequence[Example]) -> list[Example]:
+        return [e for e in examples if self.algorithm.needs_row(e, self.config)]
+
     def _score(self, examples: Sequence[Example]) -> list[Tensor]:
-        """Log-probs under the policy before the step, [T_i] for each example: with several optimiser steps the later
-        ones are off-policy."""
+        """Log-probs under the policy before the step, [T_i] for each example, without dropout: with several optimiser
+        steps the later ones are off-policy."""
         scores: list[Tensor] = [torch.empty(0)] * len(examples)
+        self.policy.model.eval()
         with torch.no_grad(), self._timed("old_logprobs"):
             for rows in micro_batches(examples, self.config.train.micro_batch_tokens):
                 batch = to_batch(examples, rows, self.policy.chat.pad_id, self.policy.device)
                 values = self._logprobs(self._student(batch), batch.student.completion_ids)
                 for row, i in enumerate(rows):
                     scores[i] = values[row, : len(examples[i].rollout.completion.token_ids)]
+        self.policy.model.train()
         return scores
 
     def _optimise(self, examples: Sequence[Example], old: Sequence[Tensor] | None) -> float:
         """One optimiser step."""
         config, device = self.config, self.policy.device
         totals = self.algorithm.counts(*row_masks(examples, device), config)
-        used = [i for i, e in enumerate(examples) if self.algorithm.needs_row(e, config)]
-        rows = [examples[i] for i in used]
-        before = None if old is None else [old[i] for i in used]
+        rows = self._used(examples)
         cuts = micro_batches(rows, config.train.micro_batch_tokens)
         self._add("padding_share", padding_share(rows, cuts), 1.0)
         if self.algorithm.needs_teacher_entropy(config):
@@ -128,7 +131,7 @@ class Stepper:
         loss = 0.0
         for cut in cuts:
             batch = to_batch(rows, cut, self.policy.chat.pad_id, device)
-            signals = self._signals(batch, None if before is None else [before[i] for i in cut])
+            signals = self._signals(batch, None if old is None else [old[i] for i in cut])
             with self._timed("loss"):
                 objective = self.algorithm.objective(signals, totals, config)
             for name, (total, count) in objective.metrics.items():
@@ -168,7 +171,7 @@ class Stepper:
                 reference = self._logprobs(self.reference.logits(batch.student), batch.student.completion_ids)
         weights = torch.ones_like(batch.mask)
         if batch.sampler_logprobs is not None:
-            self._watch_sampler(batch, logprobs.detach())
+            self._watch_sampler(batch, old_logprobs)
             if (clip := self.config.train.rollout_is_clip) is not None:
                 weights = truncated_importance_weights(old_logprobs, batch.sampler_logprobs, clip)
         self._watch_policy(batch, logits)

@@ -66,7 +66,8 @@ def train(config: Config, argv: Sequence[str] = ()) -> TrainResult:
     Raises:
         SDPOError: a mistake that the user can mend.
     """
-    with RunDir.open(config, argv) as run, Session(config) as session:
+    RunDir.check(config)  # before a model is loaded; opened after, so that a mistake leaves no run behind
+    with Session(config) as session, RunDir.open(config, argv) as run:
         return Trainer(config, session, run).run()
 
 
@@ -82,11 +83,14 @@ class Trainer:
         self.held_out = session.task_set(config.eval.split, config.eval.tasks) if config.eval.every else None
         self.order = TaskOrder(len(self.data.tasks), derive_seed(config.run.seed, 3))
         policy = session.policy
+        self._check_model()
         teacher = make_teacher(config.teacher if self.algorithm.needs_teacher else TeacherConfig(kind="live"), policy)
         keep_reference = "policy" in self.algorithm.sections and config.policy.kl_coef > 0
         reference = make_teacher(TeacherConfig(kind="frozen"), policy) if keep_reference else None
         self.stepper = Stepper(config, policy, teacher, reference)
-        self.contexts = ContextBuilder(config.context, policy.chat, seed=config.run.seed)
+        room = policy.positions - config.sampling.max_tokens
+        context = config.context.model_copy(update={"max_prompt_tokens": min(room, config.context.max_prompt_tokens)})
+        self.contexts = ContextBuilder(context, policy.chat, seed=config.run.seed)
         if self.algorithm.needs_teacher:
             task = self.data.tasks[0]
             policy.chat.check(task.prompt, self.contexts.messages(task, "demonstration", "feedback", "attempt"))
@@ -96,6 +100,24 @@ class Trainer:
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.best: tuple[int, float] | None = None
         self.warnings: list[str] = []
+
+    def _check_model(self) -> None:
+        """Refuse what the model cannot do, before the first step."""
+        policy, model = self.session.policy, self.config.model
+        if not policy.trainable():
+            raise ConfigError(f"model.path = {model.path!r} has nothing to train", hint="set model.lora_rank")
+        if model.dtype == "bfloat16" and not any(p.dtype == torch.float32 for p in policy.trainable().values()):
+            raise ConfigError(
+                'model.dtype = "bfloat16" rounds small updates of all parameters away',
+                hint='use "float32" (the matrix products are bfloat16 by model.compute), or model.lora_rank',
+            )
+        longest = max(map(len, self.data.prompts))
+        if longest + self.config.sampling.max_tokens > policy.positions:
+            raise ConfigError(
+                f"sampling.max_tokens = {self.config.sampling.max_tokens} after a prompt of {longest} tokens exceeds the "
+                f"{policy.positions} positions of {model.path}",
+                hint="lower sampling.max_tokens or sampling.max_prompt_tokens",
+            )
 
     def run(self) -> TrainResult:
         """The whole loop."""
@@ -108,7 +130,7 @@ class Trainer:
             self._announce(resumed)
             if not resumed and self.held_out is not None and config.eval.at_start:
                 self._evaluate()
-            stopped = False
+            stopped = config.monitor.stop_on_collapse and self.monitor.should_stop
             while self.step < config.train.steps and not stopped:
                 self._one_step()
                 last = self.step == config.train.steps
@@ -125,7 +147,7 @@ class Trainer:
         """One step of training, from sampling to the log."""
         start = time.perf_counter()
         torch.manual_seed(derive_seed(self.config.run.seed, _DROPOUT, self.step))
-        groups, sampled = self._collect()
+        groups, everything = self._collect()
         seconds = {"generate": time.perf_counter() - start}
         contexts: list[list[TeacherContext | None]] = [[None] * len(g.rollouts) for g in groups]
         if self.algorithm.needs_teacher:
@@ -134,32 +156,32 @@ class Trainer:
         self.step += 1
         self.stepper.teacher.update(self.step)
         self.session.sampler.sync()
-        metrics = {**rollout_metrics(groups), **sampled, **optimised.metrics}
+        metrics = {**rollout_metrics(everything), **optimised.metrics}
+        if self.config.train.resample_rounds:
+            metrics["groups/dropped"] = float(len(everything) - len(groups))
         if self.algorithm.needs_teacher:
             metrics |= context_metrics(groups, contexts)
             metrics["teacher/distance"] = self.stepper.teacher.distance()
-        tokens = sum(len(r.completion.token_ids) for g in groups for r in g.rollouts)
+        tokens = sum(len(r.completion.token_ids) for g in everything for r in g.rollouts)
         seconds |= optimised.timings
         seconds["step"] = time.perf_counter() - start
         seconds["tokens_per_second"] = tokens / seconds["step"]
         self._log(StepResult(self.step, groups, optimised.loss, metrics, seconds), contexts)
 
-    def _collect(self) -> tuple[list[Group], dict[str, float]]:
-        """The step's groups; with `train.resample_rounds`, those with equal rewards replaced by fresh ones."""
-        config, dropped = self.config, 0
+    def _collect(self) -> tuple[list[Group], list[Group]]:
+        """The step's groups, and all that were sampled: with `train.resample_rounds`, groups with equal rewards are
+        replaced by fresh ones, and what is still missing after the last round is left out."""
         kept: list[Group] = []
-        for attempt in range(config.train.resample_rounds + 1):
-            missing = config.train.prompts_per_step - len(kept)
-            groups = self._sample(missing, attempt)
-            check_failures(groups, config.train.max_failed_fraction)
-            if not config.train.resample_rounds:
-                return groups, {}
-            constant = [is_constant(g) for g in groups]
-            dropped += sum(constant)
-            kept += [g for g, c in zip(groups, constant, strict=True) if not c]
-            if len(kept) == config.train.prompts_per_step:
+        everything: list[Group] = []
+        rounds = self.config.train.resample_rounds
+        for attempt in range(rounds + 1):
+            groups = self._sample(self.config.train.prompts_per_step - len(kept), attempt)
+            everything += groups
+            kept += [g for g in groups if not (rounds and is_constant(g))]
+            if len(kept) == self.config.train.prompts_per_step:
                 break
-        return kept, {"groups/dropped": float(dropped)}
+        check_failures(everything, self.config.train.max_failed_fraction)
+        return kept, everything
 
     def _sample(self, count: int, attempt: int) -> list[Group]:
         config = self.config

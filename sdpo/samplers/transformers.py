@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from transformers.generation.logits_process import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from sdpo.chat import Chat
+from sdpo.errors import ConfigError
 from sdpo.forward import cache_argument, new_cache
 from sdpo.rollout import SamplingParams
 from sdpo.types import Completion
@@ -51,6 +52,11 @@ class TransformersSampler:
         self.batch_size = batch_size
         self.autocast = autocast
         self._cache_argument = cache_argument(model)
+        if not all(hasattr(layer, "batch_select_indices") for layer in new_cache(model).layers):
+            raise ConfigError(
+                f"{type(model).__name__} keeps a state that is no key-value cache",
+                hint="models with convolution or state-space layers cannot be sampled here",
+            )
 
     def sync(self) -> None:
         """Nothing to do: the weights are the policy's own."""
@@ -165,7 +171,7 @@ class TransformersSampler:
 
     def _completion(self, tokens: list[int], logprobs: list[float], stopped: bool) -> Completion:
         return Completion(
-            text=self.chat.decode(tokens),
+            text=self.chat.completion_text(tokens),
             token_ids=tuple(tokens),
             logprobs=tuple(logprobs),
             finish_reason="stop" if stopped else "length",

@@ -97,3 +97,26 @@ def test_cut_marks_what_is_gone() -> None:
 def test_cut_does_not_leave_half_a_character() -> None:
     text, _ = Chat(byte_tokenizer()).cut("é" * 30, 11)
     assert "\ufffd" not in text
+
+
+def test_thinking_tags_that_are_special_tokens_stay_in_a_completions_text() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|start|>", "[THINK]", "[/THINK]"]})
+    chat = Chat(tokenizer)
+    ids = (*chat.encode("[THINK]secret[/THINK]answer"), chat.eos_id)
+    assert "secretanswer" in chat.decode(ids)
+    assert chat.completion_text(ids) == "[THINK]secret[/THINK]answer"
+    assert remove_thinking(chat.completion_text(ids)) == "answer"
+    assert chat.completion_text((*chat.encode("answer"), chat.eos_id)) == "answer"
+
+
+def test_megabytes_are_cut_quickly() -> None:
+    import time
+
+    chat = Chat(byte_tokenizer())
+    start = time.process_time()
+    text, lost = chat.cut("x" * 20_000_000, 100)
+    assert text.startswith("x" * 100 + " [...")
+    assert lost > 1000
+    assert chat.count("x" * 20_000_000, 100) == 100
+    assert time.process_time() - start < 2

@@ -343,7 +343,7 @@ def test_any_values_come_back_through_toml(lr: float, top_k: Any, text: str, rat
         optim={"lr": lr},
         loss={"top_k": top_k, "tail": tail},
         teacher={"rate": rate},
-        context={"system": text, "template": f"{{question}}{text}"},
+        context={"system": text, "template": f"{{question}}{{feedback}}{text}"},
         run={"dir": f"runs/{text}"},
     )
     assert build_config(tomllib.loads(tomli_w.dumps(config.to_toml()))) == config

@@ -208,3 +208,28 @@ def test_a_question_that_alone_exceeds_the_budget_gets_no_context() -> None:
         ),
         max_prompt_tokens=20,
     ) == [None]
+
+
+def test_a_long_attempt_gives_way() -> None:
+    context = build(
+        group(
+            ("a" * 2000, 0, "too small"),
+        ),
+        template="{question}\nYou wrote {attempt}{feedback}",
+        max_prompt_tokens=500,
+    )[0]
+    assert len(context.prompt_ids) <= 500
+    assert QUESTION in user_text(context)
+    assert "too small" in user_text(context)
+
+
+def test_a_template_that_shows_nothing_new_is_refused() -> None:
+    with pytest.raises(ValueError, match="shows the teacher nothing new"):
+        ContextConfig(template="{question}")
+    with pytest.raises(ValueError, match="feedback_template lacks its slot"):
+        ContextConfig(feedback_template="wrong")
+
+
+def test_what_the_template_does_not_show_makes_no_context() -> None:
+    contexts = build(group(("42", 1, ""), ("41", 0, "")), template="{question}{feedback}")
+    assert contexts == [None, None]

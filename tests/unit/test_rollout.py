@@ -195,3 +195,84 @@ def test_a_step_fails_only_past_the_limit_and_names_the_reason() -> None:
     check_failures(groups, 0.5)
     with pytest.raises(GradingError, match="3 of 6 rollouts could not be graded, most often: sandbox: connection"):
         check_failures(groups, 0.4)
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [SystemExit(1), StopIteration(), asyncio.CancelledError(), KeyboardInterrupt(), TimeoutError("mine"), Unreadable()],
+    ids=lambda e: type(e).__name__,
+)
+@pytest.mark.parametrize("kind", ["sync", "async", "group"])
+def test_whatever_a_grader_raises_is_a_failure_at_once(outcome: BaseException, kind: str) -> None:
+    class Sync(Base):
+        def grade(self, task: Task, completion: str) -> Any:
+            raise outcome
+
+    class Async(Base):
+        async def grade(self, task: Task, completion: str) -> Grade:
+            if isinstance(outcome, StopIteration):
+                raise RuntimeError("a coroutine cannot raise it")
+            raise outcome
+
+    class Whole(Base):
+        def grade_group(self, task: Task, completions: Sequence[str]) -> Any:
+            raise outcome
+
+    start = time.monotonic()
+    groups = run({"sync": Sync, "async": Async, "group": Whole}[kind](), timeout=20)
+    assert time.monotonic() - start < 15
+    assert all(r.failure is not None and r.grade is None for g in groups for r in g.rollouts)
+
+
+@pytest.mark.parametrize("verdict", [Grade(None), Grade("1x"), Grade(10**400), Grade(1.0, metrics=3)])  # type: ignore[arg-type]
+@pytest.mark.parametrize("groupwise", [False, True])
+def test_rubbish_in_a_grade_is_a_failure(verdict: Any, groupwise: bool) -> None:
+    class Single(Base):
+        def grade(self, task: Task, completion: str) -> Any:
+            return verdict
+
+    class Whole(Base):
+        def grade_group(self, task: Task, completions: Sequence[str]) -> Any:
+            return [verdict] * len(completions)
+
+    groups = run(Whole() if groupwise else Single())
+    assert all(r.failure is not None for g in groups for r in g.rollouts)
+
+
+def test_numpy_values_and_missing_feedback_are_understood() -> None:
+    import numpy as np
+
+    class Numpy(Base):
+        def grade(self, task: Task, completion: str) -> Any:
+            return Grade(np.float32(1), feedback=None, success=np.bool_(True), metrics={"x": float("nan"), "y": 2})  # type: ignore[arg-type]
+
+    rollout = run(Numpy())[0].rollouts[0]
+    assert rollout.success
+    assert rollout.grade == Grade(1.0, "", True, {"y": 2.0})
+
+
+def test_an_asynchronous_grader_that_blocks_does_not_hang_the_step() -> None:
+    class Blocking(Base):
+        async def grade(self, task: Task, completion: str) -> Grade:
+            time.sleep(8)
+            return Grade(1.0)
+
+    grader = Grader(Blocking(), EnvConfig(name="test", timeout=0.2))
+    start = time.monotonic()
+    groups = collect(TASKS, PROMPTS, Scripted(("yes",)), grader, 1, PARAMS, seed=0)
+    assert time.monotonic() - start < 15
+    assert any(r.failure is not None and "blocks" in r.failure.message for g in groups for r in g.rollouts)
+
+
+def test_a_groupwise_grader_gets_what_the_sampler_did_not_lose() -> None:
+    class Whole(Base):
+        def grade_group(self, task: Task, completions: Sequence[str]) -> Any:
+            return [Grade(1.0) for _ in completions]
+
+    groups = run(Whole(), sampler=Scripted(("yes", "no"), lose=(1, 0)))
+    assert [len(g.graded) for g in groups] == [2, 1, 2]
