@@ -3,6 +3,7 @@
 
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
+export SDPO_SOAK_RUNS ?= 2000
 
 quickstart: install        ## SDPO beside GRPO on the lab task: curves, run directories, a picture
 	.venv/bin/python recipes/lab/quickstart.py

@@ -52,7 +52,7 @@ class {cls}(Env):
             return Grade(reward=1.0)
         if word in ("yes", "no"):
             return Grade(reward=0.0, feedback="Wrong. An even number ends in 0, 2, 4, 6 or 8.")
-        return Grade(reward=0.0, feedback="Reply with one word, yes or no, and nothing else.")
+        return Grade(reward=0.0, feedback="Reply with one word: Yes or No.")
 
     def _task(self, number: int) -> Task:
         prompt = (Message(role="user", content=f"Answer yes or no: is {{number}} an even number?"),)
@@ -100,7 +100,7 @@ pythonpath = ["."]
 """
 
 _RECIPE = """# SDPO on {name}: sdpo train train.toml
-# Minutes on a laptop's CPU; a larger model in model.path learns more and needs a GPU.
+# Minutes on a laptop's CPU. A larger model in model.path learns more; leave [context] and [loss] out for it.
 
 [algo]
 name = "sdpo"
@@ -112,19 +112,25 @@ path = "HuggingFaceTB/SmolLM2-135M-Instruct"
 name = "{module}.py:{cls}" # or "{name}", once the package is installed
 
 [sampling]
-max_tokens = 16
+max_tokens = 8
 
-[context]
+[context] # a model of this size reads short contexts best
 feedback = "always"
+template = "{{question}}{{demonstration}}{{feedback}}"
+demonstration_template = "\\n\\nAnswer: {{demonstration}}"
+feedback_template = "\\n\\n{{feedback}}"
+
+[loss]
+divergence = "forward_kl"
 
 [optim]
-lr = 1e-5
+lr = 2e-5
 warmup_steps = 0
 
 [train]
 steps = 20
 prompts_per_step = 8
-rollouts_per_prompt = 4
+rollouts_per_prompt = 8
 
 [eval]
 every = 10

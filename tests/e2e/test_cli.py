@@ -94,6 +94,8 @@ def test_dry_run_prints_the_resolved_settings_and_each_deviation(tmp_path: Path)
         (["--env.name", "lba"], "no environment named 'lba' (did you mean lab?)"),
         (["--env.args.sead", "1"], "environment 'lab'"),
         (["--model.path", "/nowhere/at/all"], "load model.path = '/nowhere/at/all'"),
+        (["--env.name", "json:loads"], "'json:loads' is no environment"),
+        (["--model.device", "gpu"], "use model.device = 'gpu'"),
         (["--eval.split", "dev"], "no split 'dev'"),
         (["--loss.granularity", "token"], 'loss.granularity = "token" needs loss.divergence = "reverse_kl"'),
         (["--sampling.max_prompt_tokens", "2"], "exceed sampling.max_prompt_tokens = 2"),

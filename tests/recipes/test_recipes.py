@@ -68,6 +68,29 @@ def test_every_teacher_runs_with_all_parameters_and_with_lora(kind: str, rank: i
     assert (distances[-1] > 0) is (kind != "live")
 
 
+def test_dynamic_sampling_reports_everything_that_was_sampled(tmp_path: Path) -> None:
+    """On hard names nothing succeeds at first: all groups are dropped, and the metrics and monitors say so."""
+    mine = tmp_path / "recipe.toml"
+    text = LAB.with_name("grpo.toml").read_text().replace('name = "grpo_on_policy"', 'name = "dapo"')
+    mine.write_text(text + '\n[policy]\noverlong_buffer = 0\n[env.args]\nnames = "hard"\n')
+    overrides = ["--train.resample_rounds", "2", "--env.success_threshold", "2", "--train.steps", "4"]
+    result = train(load_config([mine], [*SMALL, *overrides, "--run.dir", str(tmp_path / "run")]))
+    records = RunDir(result.run_dir).read_metrics()
+    assert all(0 <= r["reward/mean"] < 0.5 for r in records)
+    assert all(r["groups/dropped"] > 0 for r in records)
+    assert max(r["groups/dropped"] for r in records) > 4, "further rounds were sampled"
+
+
+def test_a_model_with_nothing_to_train_or_too_few_positions_is_refused(tmp_path: Path) -> None:
+    from sdpo.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="rounds small updates"):
+        train(load_config([LAB], [*SMALL, "--model.dtype", "bfloat16", "--run.dir", str(tmp_path / "a")]))
+    with pytest.raises(ConfigError, match="positions of lab"):
+        train(load_config([LAB], [*SMALL, "--sampling.max_tokens", "100000", "--run.dir", str(tmp_path / "b")]))
+    assert not (tmp_path / "a").exists(), "a refused run leaves nothing behind"
+
+
 def test_prompts_are_dumped_aligned(tmp_path: Path) -> None:
     import json
 

@@ -128,3 +128,41 @@ def test_a_checkpoint_of_another_teacher_or_model_is_refused(model_dir: str, mak
     adapted, with_lora = parts(model_dir, make_config(), rank=4)
     with pytest.raises(CheckpointError):
         checkpoint.restore(path, adapted, with_lora)
+
+
+def test_training_goes_on_from_an_adapter(model_dir: str, make_config: Any, tmp_path: Path) -> None:
+    from sdpo.errors import ConfigError
+
+    policy, stepper = parts(model_dir, make_config(), rank=4)
+    move(policy, stepper)
+    path = checkpoint.save(tmp_path, 1, policy, stepper, {})
+    again = load_policy(ModelConfig(path=str(path)))
+    for name, p in policy.trainable().items():
+        assert torch.equal(p, again.trainable()[name])
+    with pytest.raises(ConfigError, match="has rank 4"):
+        load_policy(ModelConfig(path=str(path), lora_rank=8))
+
+
+def test_models_whose_files_name_parameters_otherwise_come_back(
+    make_config: Any, tmp_path: Path, tokenizer: Any
+) -> None:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "neox")
+    tokenizer.save_pretrained(tmp_path / "neox")
+    policy, stepper = parts(str(tmp_path / "neox"), make_config())
+    move(policy, stepper)
+    path = checkpoint.save(tmp_path / "run", 1, policy, stepper, {})
+    other, again = parts(str(tmp_path / "neox"), make_config())
+    checkpoint.restore(path, other, again)
+    for name, p in policy.trainable().items():
+        assert torch.equal(p, other.trainable()[name]), name

@@ -266,3 +266,13 @@ def test_names_say_what_is_read() -> None:
         assert get_algorithm(name) is algorithm
         assert set(algorithm.preset) <= {*algorithm.sections, "optim", "train", "eval", "algo"}
         assert algorithm.needs_teacher is ("teacher" in algorithm.sections)
+
+
+def test_the_samplers_gap_does_not_measure_the_steps_own_updates(config: Callable[..., Any]) -> None:
+    policy = make_policy(dropout=0.3)
+    policy.model.eval()
+    groups = make_groups(policy)
+    policy.model.train()
+    settings = config("grpo", optim={"lr": 1e-2}, train={"mini_batch_prompts": 1})
+    _, _, metrics = gradients(settings, groups, policy=policy)
+    assert metrics["sampler/logprob_gap"] < 1e-5
