@@ -66,18 +66,19 @@ def train(config: Config, argv: Sequence[str] = ()) -> TrainResult:
     Raises:
         SDPOError: a mistake that the user can mend.
     """
-    RunDir.check(config)  # before a model is loaded; opened after, so that a mistake leaves no run behind
-    with Session(config) as session, RunDir.open(config, argv) as run:
-        return Trainer(config, session, run).run()
+    RunDir.check(config)  # before a model is loaded; opened after all checks, so that a mistake leaves no run behind
+    with Session(config) as session:
+        trainer = Trainer(config, session)
+        with RunDir.open(config, argv) as run:
+            return trainer.run(run)
 
 
 class Trainer:
     """One run on one machine."""
 
-    def __init__(self, config: Config, session: Session, run: RunDir) -> None:
+    def __init__(self, config: Config, session: Session) -> None:
         self.config = config
         self.session = session
-        self.run_dir = run
         self.algorithm = get_algorithm(config.algo.name)
         self.data = session.task_set(config.env.train_split)
         self.held_out = session.task_set(config.eval.split, config.eval.tasks) if config.eval.every else None
@@ -119,9 +120,10 @@ class Trainer:
                 hint="lower sampling.max_tokens or sampling.max_prompt_tokens",
             )
 
-    def run(self) -> TrainResult:
-        """The whole loop."""
+    def run(self, run: RunDir) -> TrainResult:
+        """The whole loop, written to `run`."""
         config = self.config
+        self.run_dir = run
         resumed = config.run.resume and self._resume()
         tracker = open_tracker(
             config.run.track, self.run_dir.path, config.to_toml(), self.run_dir.path.name, first_step=self.step
