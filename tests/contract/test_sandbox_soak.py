@@ -89,8 +89,6 @@ async def soak(runs: int) -> None:
         gc.collect()
         after, now = state(pool), [resident(), *map(resident, state(pool)["servers"])]
         assert done == runs
-        # Fewer descriptors are no leak: what earlier tests of the process left may be collected meanwhile.
-        assert after.pop("descriptors") <= before.pop("descriptors")  # type: ignore[operator]
         for name in ("servers", "server descriptors", "files", "rooms"):
             assert after[name] == before[name], name
         assert after["children"] == []

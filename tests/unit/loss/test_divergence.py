@@ -61,7 +61,7 @@ def test_js_vanishes_at_its_ends_in_proportion_to_the_kls() -> None:
 
 
 @pytest.mark.parametrize(("kind", "support"), EACH)
-def test_equals_the_naive_twin(kind: str, support: dict[str, Any]) -> None:
+def test_invariant_9_equals_the_naive_float64_form(kind: str, support: dict[str, Any]) -> None:
     student, teacher = logits(3, 5, 11), logits(3, 5, 11, seed=1)
     mask = (logits(3, 5, seed=2) > -1).float()
     choice = {"divergence": kind, "alpha": 0.3, **support}
@@ -87,7 +87,7 @@ def test_equals_the_naive_twin(kind: str, support: dict[str, Any]) -> None:
     st.integers(0, 10_000),
 )
 @settings(max_examples=150, deadline=None)
-def test_equals_the_naive_twin_for_any_shape(
+def test_invariant_9_equals_the_naive_float64_form_for_any_shape(
     b: int,
     t: int,
     v: int,
