@@ -23,7 +23,7 @@ __all__ = ["app", "main"]
 _OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
-    help="Reinforcement learning with rich feedback: SDPO, SDFT and GRPO.",
+    help="Reinforcement learning with rich feedback: SDPO, GRPO and blends of both.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

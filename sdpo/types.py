@@ -49,7 +49,8 @@ class Task:
         id: unique within its environment and stable between runs.
         prompt: the chat messages that the policy sees; the last one is the question (role `user`).
         target: what the grader compares with. It never enters a prompt.
-        demonstration: an expert's answer, if there is one (SDFT's teacher context; "gold" for `sdpo env check`).
+        demonstration: an expert's answer, if there is one: for `context.demonstration = "task"`, and what `sdpo env check`
+            expects to succeed.
         metadata: anything else that is JSON-able.
     """
 
