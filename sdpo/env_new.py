@@ -1,7 +1,7 @@
 """`sdpo env new`: a package with a small working environment, its test and a recipe, to be changed into one's own.
 
-The example is one that a model of 135 million parameters can learn on a laptop: mostly, to answer in one word. Not
-covered: publishing the package.
+The example is for the model of the lab, which is part of the package, knows 54 words and learns a new task in seconds on
+a CPU: so a change can be tried at once. Not covered: publishing the package.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["write_package"]
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 
-_MODULE = '''"""Is a number even? An environment to change into your own.
+_MODULE = '''"""Swap the last two of three digits: an environment to change into your own.
 
-Try it:  sdpo env show {module}.py:{cls}
-         sdpo env check {module}.py:{cls}
+Its words are those of the lab's tiny model. Feedback "4 2 9 E p2 9" says: the attempt was 4 2 9, its first error is at
+position 2, where 9 is wanted. For a language model write prompt and feedback as sentences.
 """
 
 from __future__ import annotations
@@ -29,35 +29,37 @@ from collections.abc import Sequence
 from sdpo import Env, Grade, Message, Task
 from sdpo.errors import ConfigError
 
+DIGITS = tuple("0123456789")
+
 
 class {cls}(Env):
-    """Is a number even? Yes or no, in one word; splits "train" and "test".
+    """Digits to reorder, "ba 4 2 9" -> "4 9 2"; splits "train" and "test".
 
     Args:
-        digits: length of the numbers.
+        word: the name of the task, one that the model knows.
     """
 
-    def __init__(self, digits: int = 2) -> None:
-        self.digits = digits
+    def __init__(self, word: str = "ba") -> None:
+        self.word = word
 
     def tasks(self, split: str) -> Sequence[Task]:
         if split not in ("train", "test"):
             raise ConfigError(f"{name} has no split {{split!r}}", hint="train or test")
-        numbers = range(10 ** (self.digits - 1), 10**self.digits)
-        return [self._task(number) for number in numbers if (number % 7 == 0) == (split == "test")]
+        return [self._task(number) for number in range(1000) if (number % 7 == 0) == (split == "test")]
 
     def grade(self, task: Task, completion: str) -> Grade:
-        word = completion.strip().rstrip(".").lower()
-        if word == task.target:
+        words, wanted = completion.split(), task.target.split()
+        if words == wanted:
             return Grade(reward=1.0)
-        if word in ("yes", "no"):
-            return Grade(reward=0.0, feedback="Wrong. An even number ends in 0, 2, 4, 6 or 8.")
-        return Grade(reward=0.0, feedback="Reply with one word: Yes or No.")
+        shown = [word if word in DIGITS else "_" for word in [*words, "_", "_", "_"][:3]]
+        wrong = next((i for i in range(3) if shown[i] != wanted[i]), 3)
+        right = wanted[wrong] if wrong < 3 else "_"
+        return Grade(reward=0.0, feedback=f"{{' '.join(shown)}} E p{{wrong + 1}} {{right}}")
 
     def _task(self, number: int) -> Task:
-        prompt = (Message(role="user", content=f"Answer yes or no: is {{number}} an even number?"),)
-        answer = "no" if number % 2 else "yes"
-        return Task(id=str(number), prompt=prompt, target=answer, demonstration=answer)
+        a, b, c = list(f"{{number:03d}}")
+        prompt = (Message(role="user", content=f"{{self.word}} {{a}} {{b}} {{c}}"),)
+        return Task(id=str(number), prompt=prompt, target=f"{{a}} {{c}} {{b}}", demonstration=f"{{a}} {{c}} {{b}}")
 '''
 
 _TEST = '''"""The contract that every environment keeps, and what is special about this one."""
@@ -73,10 +75,12 @@ def test_keeps_the_contract() -> None:
 
 def test_feedback_says_what_is_wrong() -> None:
     env = {cls}()
-    task = next(task for task in env.tasks("train") if task.target == "no")
-    assert env.grade(task, "No.").reward == 1.0
-    assert "one word" in env.grade(task, "No, it is odd.").feedback
-    assert "even number ends in" in env.grade(task, "yes").feedback
+    task = env.tasks("train")[428]
+    assert task.prompt[0]["content"] == "ba 5 0 0"
+    assert env.grade(task, "5 0 0").reward == 1.0
+    assert env.grade(task, "5 1 0").feedback == "5 1 0 E p2 0"
+    assert env.grade(task, "five").feedback == "_ _ _ E p1 5"
+    assert env.grade(task, "5 0 0 0").feedback == "5 0 0 E p4 _"
 '''
 
 _PROJECT = """[build-system]
@@ -99,41 +103,37 @@ only-include = ["{module}.py"]
 pythonpath = ["."]
 """
 
-_RECIPE = """# SDPO on {name}: sdpo train train.toml
-# Minutes on a laptop's CPU. A larger model in model.path learns more; leave [context] and [loss] out for it.
+_RECIPE = """# SDPO on {name}, seconds on a CPU: sdpo train train.toml
 
 [algo]
 name = "sdpo"
 
 [model]
-path = "HuggingFaceTB/SmolLM2-135M-Instruct"
+path = "lab" # for a language model give its name or folder, and leave [context] and [optim] out
 
 [env]
 name = "{module}.py:{cls}" # or "{name}", once the package is installed
 
 [sampling]
-max_tokens = 8
+max_tokens = 6
 
-[context] # a model of this size reads short contexts best
+[context] # the lab's model knows no sentences
 feedback = "always"
 template = "{{question}}{{demonstration}}{{feedback}}"
-demonstration_template = "\\n\\nAnswer: {{demonstration}}"
-feedback_template = "\\n\\n{{feedback}}"
-
-[loss]
-divergence = "forward_kl"
+demonstration_template = " S {{demonstration}}"
+feedback_template = " T {{feedback}}"
 
 [optim]
-lr = 2e-5
+lr = 6e-4
 warmup_steps = 0
 
 [train]
 steps = 20
-prompts_per_step = 8
-rollouts_per_prompt = 8
+prompts_per_step = 16
 
 [eval]
 every = 10
+temperature = 0.0
 
 [run]
 dir = "runs/{name}"
