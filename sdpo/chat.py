@@ -26,11 +26,15 @@ _THINKING_TAGS = (
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
 
 def remove_thinking(text: str) -> str:
-    """The text without its reasoning: whole spans, a span whose opening tag was in the prompt, and one never closed."""
+    """The text without its reasoning: whole spans, a span whose opening tag was in the prompt, and one never closed.
+
+    Not covered: templates that put reasoning into channels instead of tags (Harmony, Gemma).
+    """
     for opening, closing in _THINKING_TAGS:
         text = re.sub(f"{re.escape(opening)}.*?{re.escape(closing)}\\s*", "", text, flags=re.DOTALL)
         if closing in text:

@@ -163,7 +163,7 @@ class ContextConfig(Section):
     rows: Literal["all", "failures"] = "all"
     """Which rollouts get a teacher context."""
     remove_thinking: bool = True
-    """Cut reasoning out of demonstrations, in every form that chat templates produce."""
+    """Cut reasoning out of demonstrations: tagged spans, also when only one of the tags is there."""
     max_demonstration_tokens: int = Field(8192, ge=1)
     """Longer demonstrations lose their middle."""
     max_feedback_tokens: int = Field(2048, ge=1)

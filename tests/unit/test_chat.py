@@ -22,6 +22,7 @@ QUESTION = [{"role": "user", "content": "What is 2 + 2?"}]
         ("answer <think>never closed", "answer"),
         ("<think>never closed", ""),
         ("[THINK]hm[/THINK] 4", "4"),
+        ("<|START_THINKING|>hm<|END_THINKING|>4", "4"),
         ("<thinking>hm</thinking>4", "4"),
         ("<|begin_of_thought|>hm<|end_of_thought|>\n4", "4"),
         ("<think>outer <think>inner</think> rest</think> 4", "4"),
